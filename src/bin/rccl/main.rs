@@ -1,0 +1,3 @@
+//! The `rccl` command.
+
+fn main() {}

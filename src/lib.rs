@@ -1,0 +1,1 @@
+//! rccl: collective communication through the host relay.
