@@ -60,7 +60,10 @@ mod tests {
                     for index in 0..parts {
                         let piece = share(total, parts, index, align);
                         assert_eq!(piece.start, end, "{total} {parts} {index} {align}");
-                        assert!(piece.start <= piece.end && (piece.start % align == 0 || piece.is_empty()));
+                        assert!(
+                            piece.start <= piece.end
+                                && (piece.start.is_multiple_of(align) || piece.is_empty())
+                        );
                         end = piece.end;
                     }
                     assert_eq!(end, total);
