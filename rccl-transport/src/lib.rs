@@ -6,6 +6,7 @@
 pub mod channel;
 mod error;
 pub mod region;
+pub mod station;
 
 pub use error::{Error, Result};
 pub use region::{Region, Slice};
