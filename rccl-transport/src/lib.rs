@@ -4,8 +4,13 @@
 //! part.
 
 pub mod channel;
+pub mod deadline;
 mod error;
+pub mod hello;
 pub mod region;
+pub mod secret;
 
 pub use error::{Error, Result};
+pub use hello::{Hello, PeerHello, Purpose};
 pub use region::{Region, Slice};
+pub use secret::Secret;
