@@ -6,9 +6,14 @@
 pub mod channel;
 pub mod deadline;
 mod error;
+mod fault;
 pub mod hello;
+mod inbox;
+mod outbox;
 pub mod region;
 pub mod secret;
+mod sys;
+pub mod tcp;
 
 pub use error::{Error, Result};
 pub use hello::{Hello, PeerHello, Purpose};
