@@ -12,6 +12,7 @@ mod inbox;
 mod outbox;
 pub mod region;
 pub mod secret;
+pub mod sim;
 mod sys;
 pub mod tcp;
 

@@ -67,7 +67,7 @@ impl Outbox {
     pub(crate) fn next_chunk(&mut self, most: usize) -> Option<Chunk> {
         let outgoing = self.messages.get_mut(self.handed)?;
         let (offset, total) = (outgoing.handed, outgoing.slice.len());
-        let end = total.min(offset + most);
+        let end = total.min(offset.saturating_add(most));
         let range = outgoing.slice.range();
         let chunk = Chunk {
             message: self.first + self.handed as u64,

@@ -9,7 +9,7 @@ use rccl_transport::{
 };
 use rustix::event::{PollFd, PollFlags};
 
-use crate::subject::{Subject, bytes, message, pattern};
+use crate::subject::{Subject, bytes, pattern};
 
 const MIB: usize = 1 << 20;
 
@@ -19,11 +19,11 @@ const UNTOUCHED: u8 = 0xee;
 /// Every length arrives whole, with its real length, and nothing around it changes.
 pub(crate) fn sizes(subject: &Subject) {
     let mut ends = subject.channel();
-    let room = Region::from_vec(vec![UNTOUCHED; 6 * MIB]);
+    let room = subject.region(vec![UNTOUCHED; 6 * MIB]);
     for (number, len) in [0, 1, 7, 4096, MIB, 5 * MIB + 3, 0, 65537].into_iter().enumerate() {
         let sent = pattern(number as u64, len);
         let part = Part { slice: room.slice(3..3 + len + 5), tag: 0 };
-        let source = message(sent.clone());
+        let source = subject.message(sent.clone());
         if number % 2 == 0 {
             ends.1.post(&[part]).unwrap().unwrap();
             ends.0.post(&source, 0).unwrap().unwrap();
@@ -49,13 +49,13 @@ fn write(slice: &rccl_transport::Slice, byte: u8) {
 pub(crate) fn order(subject: &Subject) {
     const MESSAGES: u64 = 60;
     let mut ends = subject.channel();
-    let room = Region::zeroed(MESSAGES as usize * 200_000);
+    let room = subject.zeroed(MESSAGES as usize * 200_000);
     let lengths: Vec<usize> = (0..MESSAGES).map(|n| (pattern(n, 8)[3] as usize * 997) % 200_000).collect();
     let slot = |n: u64, len: usize| room.slice(n as usize * 200_000..n as usize * 200_000 + len);
     let (mut posted, mut expected, mut sent, mut received) = (0, 0, 0, 0);
     subject.until("all messages", || {
         while posted < MESSAGES {
-            let source = message(pattern(posted, lengths[posted as usize]));
+            let source = subject.message(pattern(posted, lengths[posted as usize]));
             let Some(ticket) = ends.0.post(&source, posted).unwrap() else { break };
             assert_eq!(ticket, Ticket(posted));
             posted += 1;
@@ -86,8 +86,8 @@ pub(crate) fn order(subject: &Subject) {
 pub(crate) fn depth(subject: &Subject) {
     let depth = subject.near.caps().depth;
     let mut ends = subject.channel();
-    let source = message(pattern(1, 8));
-    let room = Region::zeroed(8);
+    let source = subject.message(pattern(1, 8));
+    let room = subject.zeroed(8);
     let part = || [Part { slice: room.slice(0..8), tag: 0 }];
     for _ in 0..3 {
         for _ in 0..depth {
@@ -110,7 +110,7 @@ pub(crate) fn depth(subject: &Subject) {
 pub(crate) fn groups(subject: &Subject) {
     let most = subject.far.caps().max_group;
     let mut ends = subject.channel();
-    let room = Region::zeroed(1000 * most * 2);
+    let room = subject.zeroed(1000 * most * 2);
     let slot = |group: usize, part: usize| {
         let at = 1000 * (group * most + part);
         room.slice(at..at + 1000)
@@ -118,19 +118,20 @@ pub(crate) fn groups(subject: &Subject) {
     let text = |group: usize, part: usize| pattern((group * 100 + part) as u64, 30 * part + group);
     let tag = |part: usize| 7 * part as u64;
     for count in 1..=most {
-        for group in 0..2 {
+        let groups = (subject.near.caps().depth / count).min(2);
+        for group in 0..groups {
             let parts: Vec<_> =
                 (0..count).map(|part| Part { slice: slot(group, part), tag: tag(part) }).collect();
             ends.1.post(&parts).unwrap().unwrap();
             for part in (0..count).rev().map(|part| (part + 2) % count) {
-                ends.0.post(&message(text(group, part)), tag(part)).unwrap().unwrap();
+                ends.0.post(&subject.message(text(group, part)), tag(part)).unwrap().unwrap();
             }
         }
         let (mut sent, mut done) = (0, Vec::new());
         subject.until("two groups", || {
             sent += usize::from(ends.0.poll().unwrap().is_some());
             done.extend(ends.1.poll().unwrap());
-            (sent == 2 * count && done.len() == 2).then_some(())
+            (sent == groups * count && done.len() == groups).then_some(())
         });
         for (group, done) in done.iter().enumerate() {
             let texts: Vec<_> = (0..count).map(|part| text(group, part)).collect();
@@ -151,9 +152,9 @@ pub(crate) fn groups(subject: &Subject) {
 /// A receive that is alone has nothing to be told apart from.
 pub(crate) fn a_single_receive_takes_any_tag(subject: &Subject) {
     let mut ends = subject.channel();
-    let room = Region::zeroed(8);
+    let room = subject.zeroed(8);
     ends.1.post(&[Part { slice: room.slice(0..8), tag: 1 }]).unwrap().unwrap();
-    ends.0.post(&message(pattern(1, 8)), 2).unwrap().unwrap();
+    ends.0.post(&subject.message(pattern(1, 8)), 2).unwrap().unwrap();
     assert_eq!(subject.both(&mut ends).1.lengths[..], [8]);
     assert_eq!(bytes(&room.slice(0..8)), pattern(1, 8));
 }
@@ -162,7 +163,7 @@ pub(crate) fn a_single_receive_takes_any_tag(subject: &Subject) {
 pub(crate) fn late_receives_hold_the_sender_back(subject: &Subject) {
     let messages = subject.near.caps().depth.min(128);
     let mut ends = subject.channel();
-    let source = message(pattern(5, MIB));
+    let source = subject.message(pattern(5, MIB));
     for _ in 0..messages {
         ends.0.post(&source, 0).unwrap().unwrap();
     }
@@ -173,7 +174,7 @@ pub(crate) fn late_receives_hold_the_sender_back(subject: &Subject) {
         (subject.pump)();
     }
     assert!(sent < messages, "{}: {sent} MiB were sent to nobody", subject.name);
-    let room = Region::zeroed(MIB);
+    let room = subject.zeroed(MIB);
     for _ in 0..messages {
         ends.1.post(&[Part { slice: room.slice(0..MIB), tag: 0 }]).unwrap().unwrap();
         subject.until("a late message", || {
@@ -193,14 +194,14 @@ pub(crate) fn both_ways(subject: &Subject) {
     const MESSAGES: usize = 8;
     let mut there = subject.channel();
     let mut back = subject.channel_back();
-    let rooms = [Region::zeroed(MESSAGES * MIB), Region::zeroed(MESSAGES * MIB)];
+    let rooms = [subject.zeroed(MESSAGES * MIB), subject.zeroed(MESSAGES * MIB)];
     for (way, ends) in [&mut there, &mut back].into_iter().enumerate() {
         for n in 0..MESSAGES {
             ends.1
                 .post(&[Part { slice: rooms[way].slice(n * MIB..(n + 1) * MIB), tag: 0 }])
                 .unwrap()
                 .unwrap();
-            ends.0.post(&message(pattern((way * 100 + n) as u64, MIB - n)), 0).unwrap().unwrap();
+            ends.0.post(&subject.message(pattern((way * 100 + n) as u64, MIB - n)), 0).unwrap().unwrap();
         }
     }
     let mut missing = [MESSAGES; 4];
@@ -222,11 +223,11 @@ pub(crate) fn both_ways(subject: &Subject) {
 /// A flush completes after the receives before it, with no lengths.
 pub(crate) fn flush(subject: &Subject) {
     let mut ends = subject.channel();
-    let room = Region::zeroed(8).slice(0..8);
+    let room = subject.zeroed(8).slice(0..8);
     let receive = ends.1.post(&[Part { slice: room.clone(), tag: 0 }]).unwrap().unwrap();
     let flush = ends.1.flush(&[room]).unwrap().unwrap();
     assert_eq!(ends.1.poll().unwrap(), None);
-    ends.0.post(&message(vec![1; 8]), 0).unwrap().unwrap();
+    ends.0.post(&subject.message(vec![1; 8]), 0).unwrap().unwrap();
     assert_eq!(subject.both(&mut ends).1.ticket, receive);
     let flushed = subject.until("the flush", || ends.1.poll().unwrap());
     assert_eq!((flushed.ticket, flushed.lengths.len()), (flush, 0));
@@ -235,8 +236,8 @@ pub(crate) fn flush(subject: &Subject) {
 /// Regions come and go on another thread while messages move.
 pub(crate) fn registration(subject: &Subject) {
     let mut ends = subject.channel();
-    let moving = Region::from_vec(pattern(3, 100_000));
-    let room = Region::zeroed(100_000);
+    let moving = subject.region(pattern(3, 100_000));
+    let room = subject.zeroed(100_000);
     let (near, far) = (&subject.near, &subject.far);
     let _kept = (near.register(&moving).unwrap(), far.register(&room).unwrap());
     let over = AtomicBool::new(false);
@@ -262,9 +263,9 @@ pub(crate) fn registration(subject: &Subject) {
 /// Who waits on the descriptors a channel names after a poll that gave nothing does not wait in vain.
 pub(crate) fn descriptors_tell_when_to_poll(subject: &Subject) {
     let mut ends = subject.channel();
-    let room = Region::zeroed(5 * MIB);
+    let room = subject.zeroed(5 * MIB);
     for len in [8, 5 * MIB, 0, 70_000] {
-        ends.0.post(&message(pattern(len as u64, len)), 0).unwrap().unwrap();
+        ends.0.post(&subject.message(pattern(len as u64, len)), 0).unwrap().unwrap();
         ends.1.post(&[Part { slice: room.slice(0..len), tag: 0 }]).unwrap().unwrap();
         let (mut sent, mut received) = (false, false);
         subject.until("waiting on descriptors", || {

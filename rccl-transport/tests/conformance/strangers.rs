@@ -1,8 +1,8 @@
 //! Those who connect and do not belong.
 
-use rccl_transport::{Error, Region, channel::Part};
+use rccl_transport::{Error, channel::Part};
 
-use crate::subject::{Subject, message};
+use crate::subject::Subject;
 
 /// Garbage, half a hello, silence and hanging up are dropped and counted, and disturb nobody.
 pub(crate) fn strangers_are_harmless(subject: &Subject) {
@@ -20,9 +20,9 @@ pub(crate) fn strangers_are_harmless(subject: &Subject) {
         assert!(listener.poll_accept().unwrap().is_none());
         (listener.strangers() >= 2).then_some(())
     });
-    let room = Region::zeroed(8);
+    let room = subject.zeroed(8);
     ends.1.post(&[Part { slice: room.slice(0..8), tag: 0 }]).unwrap().unwrap();
-    ends.0.post(&message(vec![1; 8]), 0).unwrap().unwrap();
+    ends.0.post(&subject.message(vec![1; 8]), 0).unwrap().unwrap();
     subject.both(&mut ends);
     drop(half);
     subject.until("dropping half a hello", || {

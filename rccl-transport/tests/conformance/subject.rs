@@ -1,6 +1,7 @@
 //! A transport under test, and how to drive it.
 
 use std::{
+    cell::RefCell,
     io::{Read, Write},
     net::TcpStream,
     sync::{Arc, PoisonError, RwLock},
@@ -9,12 +10,15 @@ use std::{
 
 use rccl_transport::{
     Error, Region, Result, Secret, Slice,
-    channel::{Address, Completion, Connecting, Listener, RecvChannel, SendChannel, Transport},
-    tcp,
+    channel::{Address, Completion, Connecting, Listener, RecvChannel, Registration, SendChannel, Transport},
+    sim, tcp,
 };
 
 /// How long anything may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Simulated fabrics that each case is run on.
+const SEEDS: u64 = 10;
 
 /// Counting descriptors needs the process to itself; everything else shares it.
 static DESCRIPTORS: RwLock<()> = RwLock::new(());
@@ -39,6 +43,8 @@ pub(crate) struct Subject {
     pub(crate) knock: Option<Knock>,
     /// Lets time pass, where the transport does not do so by itself.
     pub(crate) pump: Box<dyn Fn()>,
+    /// Keeps what the case posts registered, where that is needed.
+    pub(crate) registered: RefCell<Vec<Registration>>,
 }
 
 /// Both ends of a channel.
@@ -71,7 +77,47 @@ impl Subject {
             wrong: Some(transport(Secret::random().unwrap())),
             knock: Some(knock),
             pump: Box::new(std::thread::yield_now),
+            registered: RefCell::default(),
         }]
+    }
+
+    /// Simulated fabrics of many seeds.
+    pub(crate) fn sims(settings: &sim::Settings) -> Vec<Self> {
+        let subject = |seed| {
+            let fabric = sim::Fabric::new(seed, settings.clone());
+            Self {
+                name: format!("sim of seed {seed}"),
+                near: Arc::new(fabric.transport(0)),
+                far: Arc::new(fabric.transport(1)),
+                wrong: None,
+                knock: None,
+                pump: Box::new(move || _ = fabric.step()),
+                registered: RefCell::default(),
+            }
+        };
+        (0..SEEDS).map(subject).collect()
+    }
+
+    /// Memory that may be posted on both sides.
+    pub(crate) fn region(&self, bytes: Vec<u8>) -> Arc<Region> {
+        let region = Region::from_vec(bytes);
+        for side in [&self.near, &self.far] {
+            if side.caps().needs_registration {
+                self.registered.borrow_mut().push(side.register(&region).unwrap());
+            }
+        }
+        region
+    }
+
+    /// `len` zero bytes that may be posted on both sides.
+    pub(crate) fn zeroed(&self, len: usize) -> Arc<Region> {
+        self.region(vec![0; len])
+    }
+
+    /// A message of its own region.
+    pub(crate) fn message(&self, bytes: Vec<u8>) -> Slice {
+        let len = bytes.len();
+        self.region(bytes).slice(0..len)
     }
 
     /// Asks again and again, letting time pass, until there is an answer.
@@ -140,27 +186,23 @@ impl Subject {
     }
 }
 
-/// `len` bytes that differ from those of another seed.
+/// `len` bytes that differ from those of another seed. They repeat after a prime number of bytes, so that pieces that got
+/// mixed up show.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = |state: &mut u64| {
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        state.to_le_bytes()
-    };
-    let mut bytes = Vec::with_capacity(len + 8);
+    let mut block = [0; 1021];
+    for byte in &mut block {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *byte = state as u8;
+    }
+    let mut bytes = Vec::with_capacity(len + block.len());
     while bytes.len() < len {
-        bytes.extend(next(&mut state));
+        bytes.extend_from_slice(&block);
     }
     bytes.truncate(len);
     bytes
-}
-
-/// A message of its own region.
-pub(crate) fn message(bytes: Vec<u8>) -> Slice {
-    let len = bytes.len();
-    Region::from_vec(bytes).slice(0..len)
 }
 
 /// A copy of a slice that no channel touches now.
