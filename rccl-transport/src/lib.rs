@@ -7,10 +7,14 @@ pub mod channel;
 pub mod deadline;
 mod error;
 pub mod hello;
+pub mod host;
+pub mod interface;
 pub mod region;
 pub mod secret;
+mod wire;
 
 pub use error::{Error, Result};
 pub use hello::{Hello, PeerHello, Purpose};
+pub use host::HostId;
 pub use region::{Region, Slice};
 pub use secret::Secret;
