@@ -4,13 +4,16 @@
 //! part.
 
 pub mod channel;
+pub mod connect;
 pub mod deadline;
 mod error;
 pub mod hello;
 pub mod host;
 pub mod interface;
+mod reception;
 pub mod region;
 pub mod secret;
+mod unique_id;
 mod wire;
 
 pub use error::{Error, Result};
@@ -18,3 +21,4 @@ pub use hello::{Hello, PeerHello, Purpose};
 pub use host::HostId;
 pub use region::{Region, Slice};
 pub use secret::Secret;
+pub use unique_id::UniqueId;
