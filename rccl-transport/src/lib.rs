@@ -4,9 +4,28 @@
 //! part.
 
 pub mod channel;
+pub mod connect;
+pub mod deadline;
 mod error;
+mod fault;
+pub mod hello;
+pub mod host;
+mod inbox;
+pub mod interface;
+mod outbox;
+mod reception;
 pub mod region;
+pub mod secret;
+pub mod sim;
 pub mod station;
+mod sys;
+pub mod tcp;
+mod unique_id;
+mod wire;
 
 pub use error::{Error, Result};
+pub use hello::{Hello, PeerHello, Purpose};
+pub use host::HostId;
 pub use region::{Region, Slice};
+pub use secret::Secret;
+pub use unique_id::UniqueId;

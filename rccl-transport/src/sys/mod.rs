@@ -1,0 +1,4 @@
+//! The unsafe floor: raw memory and the system calls that take it. Everything above it is safe.
+
+pub(crate) mod memory;
+pub(crate) mod socket;
