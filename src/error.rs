@@ -100,5 +100,15 @@ impl From<rccl_transport::Error> for Error {
     }
 }
 
+impl From<rccl_transport::station::StationError> for Error {
+    fn from(error: rccl_transport::station::StationError) -> Self {
+        let rank = error.rank.0;
+        match error.source {
+            rccl_transport::Error::PeerLost { cause, .. } => Self::PeerLost { rank, cause },
+            source => source.into(),
+        }
+    }
+}
+
 /// The driver's result.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -268,51 +268,49 @@ impl Creation<'_> {
         let me = self.group.rank();
         let tcp_options = tcp::Options { sockets: self.options.tcp_sockets as usize, ..tcp::Options::from_env()? };
         let transport = tcp::Transport::new(tcp_options, self.membership.secret.clone())?;
-        let mut listening: Vec<(Station, Box<dyn Listener>)> = Vec::new();
+        let mut listening = Vec::new();
         let mut addresses = Vec::new();
         for &peer in &elsewhere {
             for station in [Station::Shared { publisher: peer }, Station::Pair { publisher: peer, reader: me }] {
-                let listener = transport.listen()?;
-                encode_address(peer, &station, &listener.address(), &mut addresses);
-                listening.push((station, listener));
+                let end = transport.listen()?;
+                encode_address(peer, &station, &end.address(), &mut addresses);
+                listening.push(Channel { station, peer, end });
             }
         }
         let tables = self.all_gather(&addresses)?;
-        let mut connecting: Vec<(Station, Box<dyn Connecting>)> = Vec::new();
+        let mut connecting = Vec::new();
         for &peer in &elsewhere {
             for (station, address) in decode_addresses(&tables[peer.index()], me, peer)? {
-                connecting.push((station, transport.connect(&address)?));
+                connecting.push(Channel { station, peer, end: transport.connect(&address)? });
             }
         }
         while !listening.is_empty() || !connecting.is_empty() {
-            let mut moved = false;
-            let mut still = Vec::new();
-            for (station, mut listener) in listening {
-                match listener.poll_accept()? {
-                    Some(channel) => channels.readers.push((station, channel)),
-                    None => still.push((station, listener)),
-                }
-            }
-            moved |= still.len() < channels.readers.len();
-            listening = still;
-            let mut still = Vec::new();
-            for (station, mut attempt) in connecting {
-                match attempt.poll()? {
-                    Some(channel) => channels.publishers.push((station, channel)),
-                    None => still.push((station, attempt)),
-                }
-            }
-            connecting = still;
+            let before = listening.len() + connecting.len();
+            listening = poll_all(listening, &mut channels.readers, |listener| listener.poll_accept())?;
+            connecting = poll_all(connecting, &mut channels.publishers, |attempt| attempt.poll())?;
             if Instant::now() > self.deadline {
-                let missing = listening.iter().map(|(station, _)| station.publisher().to_string());
-                let waiting_for = format!("channels from ranks {}", missing.collect::<Vec<_>>().join(", "));
-                return Err(rccl_transport::Error::Timeout { waiting_for, after: self.options.init_timeout }.into());
+                return Err(self.missing_channels(&listening, &connecting));
             }
-            if !moved {
-                std::thread::yield_now();
+            if listening.len() + connecting.len() == before {
+                // Between two looks the peers need the processor more than this rank does.
+                std::thread::sleep(CONNECT_NAP);
             }
         }
         Ok(channels)
+    }
+
+    fn missing_channels(
+        &self,
+        listening: &[Channel<Box<dyn Listener>>],
+        connecting: &[Channel<Box<dyn Connecting>>],
+    ) -> Error {
+        let from = listening.iter().map(|channel| channel.peer);
+        let mut ranks: Vec<Rank> = from.chain(connecting.iter().map(|channel| channel.peer)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        let ranks: Vec<String> = ranks.iter().map(Rank::to_string).collect();
+        let waiting_for = format!("connecting channels with ranks {}", ranks.join(", "));
+        rccl_transport::Error::Timeout { waiting_for, after: self.options.init_timeout }.into()
     }
 
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -325,11 +323,38 @@ impl Creation<'_> {
     }
 }
 
+/// One end of a channel, or of one in the making, that joins the two halves of a station.
+struct Channel<E> {
+    station: Station,
+    /// The rank at the other end.
+    peer: Rank,
+    end: E,
+}
+
 /// The channels to and from ranks on other hosts.
 #[derive(Default)]
 struct Channels {
-    publishers: Vec<(Station, Box<dyn SendChannel>)>,
-    readers: Vec<(Station, Box<dyn RecvChannel>)>,
+    publishers: Vec<Channel<Box<dyn SendChannel>>>,
+    readers: Vec<Channel<Box<dyn RecvChannel>>>,
+}
+
+/// The sleep between two looks at connections in the making.
+const CONNECT_NAP: std::time::Duration = std::time::Duration::from_micros(200);
+
+/// Asks every end once whether it has become a channel; gives those that have not.
+fn poll_all<E, C>(
+    ends: Vec<Channel<E>>,
+    made: &mut Vec<Channel<C>>,
+    mut poll: impl FnMut(&mut E) -> rccl_transport::Result<Option<C>>,
+) -> Result<Vec<Channel<E>>> {
+    let mut still = Vec::new();
+    for mut channel in ends {
+        match poll(&mut channel.end)? {
+            Some(end) => made.push(Channel { station: channel.station, peer: channel.peer, end }),
+            None => still.push(channel),
+        }
+    }
+    Ok(still)
 }
 
 /// Puts both ends of every station in their ports.
@@ -344,10 +369,8 @@ fn add_stations(
     let own = group.peers().map(|reader| Station::Pair { publisher: me, reader });
     for station in own.chain([Station::Shared { publisher: me }]) {
         let readers = station.readers(group.size()).filter(|rank| residents.contains(rank));
-        let (remote, rest) = channels.publishers.into_iter().partition(|(to, _)| *to == station);
-        channels.publishers = rest;
-        let remote: Vec<(Station, Box<dyn SendChannel>)> = remote;
-        let remote = remote.into_iter().map(|(_, channel)| channel);
+        let remote = channels.publishers.extract_if(.., |channel| channel.station == station);
+        let remote: Vec<_> = remote.map(|channel| (channel.peer, channel.end)).collect();
         ports.add_publisher(station, Publisher::new(arena, station, readers, remote));
     }
     for peer in group.peers().filter(|peer| residents.contains(peer)) {
@@ -355,8 +378,8 @@ fn add_stations(
             ports.add_reader(station, Reader::local(arena, station, me));
         }
     }
-    for (station, channel) in channels.readers {
-        ports.add_reader(station, Reader::remote(arena.layout().sizes, channel)?);
+    for Channel { station, peer, end } in channels.readers {
+        ports.add_reader(station, Reader::remote(peer, arena.layout().sizes, end)?);
     }
     Ok(())
 }

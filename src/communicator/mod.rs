@@ -13,6 +13,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -50,6 +51,8 @@ pub struct Communicator {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
+    /// Dropped first: peers hear a goodbye before their channels end.
+    seat: std::sync::OnceLock<Seat>,
     group: Group,
     state: Arc<State>,
     /// Held by whoever carries out calls. Never waited for by [`Communicator::abort`] or [`Communicator::async_error`].
@@ -59,7 +62,6 @@ pub(crate) struct Inner {
     jobs_left: AtomicUsize,
     /// The job being carried out, with its clocks.
     running: Mutex<Option<(Job, Run, Wait)>>,
-    seat: std::sync::OnceLock<Seat>,
     description: Description,
     registered: AtomicUsize,
 }
@@ -217,6 +219,9 @@ impl Drop for Communicator {
     }
 }
 
+/// How long a rank whose channel broke waits for the engine to hear the first cause.
+const CAUSE_GRACE: Duration = Duration::from_millis(300);
+
 impl Inner {
     /// Whether calls may be made.
     #[inline]
@@ -233,6 +238,13 @@ impl Inner {
 
     /// Poisons the communicator unless it was poisoned before, and gives the first cause.
     fn poison(&self, error: Error) -> Error {
+        if matches!(error, Error::PeerLost { .. }) {
+            // A broken channel may be the consequence of a death elsewhere, which the engine is about to hear of.
+            let give_up = Instant::now() + CAUSE_GRACE;
+            while self.state.cause().is_none() && Instant::now() < give_up {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
         self.seat().fail(error.clone());
         self.state.cause().unwrap_or(error)
     }

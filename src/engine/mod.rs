@@ -125,7 +125,12 @@ impl Drop for Seat {
             return;
         }
         let (done, wait) = bounded(1);
+        let on_engine = self.engine.thread.lock().as_ref().is_some_and(|thread| thread.thread().id() == here());
         self.engine.tell(Command::Leave { id: self.id, done });
+        if on_engine {
+            // The engine held the last reference, while it looked for work; it obeys when it is done with that.
+            return;
+        }
         // The engine answers at once unless it is carrying out a step of somebody's work.
         let _ = wait.recv_timeout(Duration::from_secs(5));
     }
@@ -181,11 +186,15 @@ impl Drop for Engine {
         }
         self.tell(Command::Stop);
         if let Some(thread) = self.thread.lock().take()
-            && thread.thread().id() != std::thread::current().id()
+            && thread.thread().id() != here()
         {
             let _ = thread.join();
         }
     }
+}
+
+fn here() -> std::thread::ThreadId {
+    std::thread::current().id()
 }
 
 /// What the engine's thread owns.

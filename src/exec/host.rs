@@ -121,7 +121,7 @@ impl Run {
         }
         for source in &host.sources {
             if let HostOperand::Slot { port } = *source {
-                ports.readers[port].as_mut().expect("a plan's stations exist").release()?;
+                ports.readers[port].as_mut().expect("a plan's stations exist").release();
             }
         }
         self.progress.complete(&program.plan, lane);
@@ -204,7 +204,7 @@ impl Run {
             let Some((step, _)) = self.progress.ready(plan, lane) else { continue };
             let missing = step.collects().filter(|&station| {
                 let port = ports.reader_port(station);
-                !ports.readers[port].as_mut().is_some_and(|reader| reader.drive().unwrap_or(false))
+                !ports.readers[port].as_mut().is_some_and(|reader| reader.drive())
             });
             let missing: Vec<Rank> = missing.map(|station| station.publisher()).collect();
             if missing.is_empty() {

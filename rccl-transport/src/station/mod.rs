@@ -30,7 +30,21 @@ pub use reader::{Message, Reader};
 
 use std::{ptr::NonNull, sync::Arc};
 
-use crate::Region;
+use rccl_core::Rank;
+
+use crate::{Error, Region};
+
+/// A channel to or from another host that failed, and whose it was.
+#[derive(Debug, thiserror::Error)]
+#[error("station of rank {rank}: {source}")]
+pub struct StationError {
+    /// The rank at the other end.
+    pub rank: Rank,
+    /// What the channel said.
+    pub source: Error,
+}
+
+type Result<T> = std::result::Result<T, StationError>;
 
 /// Messages of at most this many bytes travel in the header.
 pub const INLINE_BYTES: usize = 48;

@@ -2,8 +2,10 @@ use std::{os::fd::RawFd, ptr::NonNull, sync::atomic::Ordering};
 
 use rccl_core::{Rank, plan::Station};
 
-use super::{Arena, LABEL_AT, Label, SIGNATURE_AT, Slots, WIRE_AT, arena::Word, payload_at, wire_bytes};
-use crate::{Result, channel::SendChannel};
+use super::{
+    Arena, LABEL_AT, Label, Result, SIGNATURE_AT, Slots, StationError, WIRE_AT, arena::Word, payload_at, wire_bytes,
+};
+use crate::channel::SendChannel;
 
 /// The writing end of a station.
 #[derive(Debug)]
@@ -22,6 +24,7 @@ pub struct Publisher {
 
 #[derive(Debug)]
 struct Remote {
+    rank: Rank,
     channel: Box<dyn SendChannel>,
     posted: u64,
     done: u64,
@@ -38,7 +41,7 @@ impl Publisher {
         arena: &Arena,
         station: Station,
         local: impl IntoIterator<Item = Rank>,
-        remote: impl IntoIterator<Item = Box<dyn SendChannel>>,
+        remote: impl IntoIterator<Item = (Rank, Box<dyn SendChannel>)>,
     ) -> Self {
         let layout = arena.layout();
         let start = layout.slots(station).expect("the publisher lives on the arena's host");
@@ -48,7 +51,10 @@ impl Publisher {
             published: 0,
             released: 0,
             local: local.into_iter().filter_map(word).collect(),
-            remote: remote.into_iter().map(|channel| Remote { channel, posted: 0, done: 0 }).collect(),
+            remote: remote
+                .into_iter()
+                .map(|(rank, channel)| Remote { rank, channel, posted: 0, done: 0 })
+                .collect(),
             lengths: vec![0; layout.sizes.slots as usize],
         }
     }
@@ -104,17 +110,19 @@ impl Publisher {
     pub fn drive(&mut self) -> Result<bool> {
         let mut idle = true;
         for remote in &mut self.remote {
+            let rank = remote.rank;
+            let failed = |source| StationError { rank, source };
             while remote.posted < self.published {
                 let number = remote.posted;
                 let len = self.lengths[(number % u64::from(self.slots.sizes.slots)) as usize];
                 let from = self.slots.offset(number) + WIRE_AT;
                 let slice = self.slots.region.slice(from..from + wire_bytes(len));
-                if remote.channel.post(&slice, 0)?.is_none() {
+                if remote.channel.post(&slice, 0).map_err(failed)?.is_none() {
                     break;
                 }
                 remote.posted += 1;
             }
-            while remote.done < remote.posted && remote.channel.poll()?.is_some() {
+            while remote.done < remote.posted && remote.channel.poll().map_err(failed)?.is_some() {
                 remote.done += 1;
             }
             idle &= remote.done == self.published;

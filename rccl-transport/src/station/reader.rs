@@ -6,7 +6,7 @@ use super::{
     Arena, LABEL_AT, LABEL_BYTES, SIGNATURE_AT, Sizes, Slots, WIRE_AT, arena::Word, payload_at, wire_bytes,
 };
 use crate::{
-    Error, Result,
+    Error,
     channel::{Part, RecvChannel},
 };
 
@@ -24,7 +24,18 @@ enum End {
     /// The publisher shares the slots; this word tells it what has been released.
     Local { word: Word },
     /// The slots are this half's own, filled by a channel.
-    Remote { channel: Box<dyn RecvChannel>, posted: u64, arrived: u64, lengths: Vec<usize> },
+    Remote(Remote),
+}
+
+#[derive(Debug)]
+struct Remote {
+    publisher: Rank,
+    channel: Box<dyn RecvChannel>,
+    posted: u64,
+    arrived: u64,
+    lengths: Vec<usize>,
+    /// Why nothing more will arrive. What arrived before can still be read: a publisher may leave once it has sent all.
+    broken: Option<Error>,
 }
 
 /// A message at the front of a station.
@@ -53,13 +64,13 @@ impl Reader {
     /// The reading half of a station whose publisher lives elsewhere: slots of its own, filled by `channel`.
     ///
     /// # Errors
-    /// Those of the channel.
-    pub fn remote(sizes: Sizes, channel: Box<dyn RecvChannel>) -> Result<Self> {
+    /// [`Error::Io`] if there is no memory for the slots.
+    pub fn remote(publisher: Rank, sizes: Sizes, channel: Box<dyn RecvChannel>) -> crate::Result<Self> {
         let slots = Slots::new(&super::arena::anonymous(sizes.station_bytes())?, 0, sizes);
         let lengths = vec![0; sizes.slots as usize];
-        let end = End::Remote { channel, posted: 0, arrived: 0, lengths };
-        let mut reader = Self { slots, released: 0, end };
-        reader.drive()?;
+        let remote = Remote { publisher, channel, posted: 0, arrived: 0, lengths, broken: None };
+        let mut reader = Self { slots, released: 0, end: End::Remote(remote) };
+        reader.drive();
         Ok(reader)
     }
 
@@ -94,44 +105,28 @@ impl Reader {
     }
 
     /// Gives the slot of the front message back.
-    ///
-    /// # Errors
-    /// Those of the channel from a publisher elsewhere.
     #[inline]
-    pub fn release(&mut self) -> Result<()> {
+    pub fn release(&mut self) {
         self.released += 1;
         if let End::Local { word } = &self.end {
             word.atomic().store(self.released, Ordering::Release);
-            Ok(())
         } else {
-            self.drive().map(drop)
+            self.drive();
         }
     }
 
-    /// Lets the channel from a publisher elsewhere move bytes. True if a message has arrived that is not released yet.
-    ///
-    /// # Errors
-    /// Those of the channel.
-    pub fn drive(&mut self) -> Result<bool> {
-        let End::Remote { channel, posted, arrived, lengths } = &mut self.end else {
-            return Ok(self.slots.sequence(self.released).load(Ordering::Acquire) == self.released + 1);
-        };
-        let sizes = self.slots.sizes;
-        while *posted < self.released + u64::from(sizes.slots) {
-            let from = self.slots.offset(*posted) + WIRE_AT;
-            let most = wire_bytes(sizes.slot_bytes as usize);
-            let slice = self.slots.region.slice(from..from + most);
-            if channel.post(&[Part { slice, tag: 0 }])?.is_none() {
-                break;
+    /// Lets the channel from a publisher elsewhere move bytes. True if a message has arrived that is not released yet. A
+    /// channel that breaks is reported by [`Reader::front`], once what arrived before has been read.
+    pub fn drive(&mut self) -> bool {
+        match &mut self.end {
+            End::Local { .. } => self.slots.sequence(self.released).load(Ordering::Acquire) == self.released + 1,
+            End::Remote(remote) => {
+                if remote.broken.is_none() {
+                    remote.broken = remote.drive(&self.slots, self.released).err();
+                }
+                remote.arrived > self.released
             }
-            *posted += 1;
         }
-        while *arrived < *posted {
-            let Some(completion) = channel.poll()? else { break };
-            lengths[(*arrived % u64::from(sizes.slots)) as usize] = completion.lengths[0] as usize;
-            *arrived += 1;
-        }
-        Ok(*arrived > self.released)
     }
 
     /// The descriptors to wait on for the next message; none if the publisher shares the slots.
@@ -139,24 +134,48 @@ impl Reader {
     pub fn descriptors(&self) -> Vec<RawFd> {
         match &self.end {
             End::Local { .. } => Vec::new(),
-            End::Remote { channel, .. } => channel.descriptors(),
+            End::Remote(remote) => remote.channel.descriptors(),
         }
     }
 
     fn remote_front(&mut self, len: usize, signature: u64) -> Result<bool> {
         let number = self.released;
-        let here = |end: &End| matches!(end, End::Remote { arrived, .. } if *arrived > number);
-        if !here(&self.end) && !self.drive()? {
-            return Ok(false);
+        let here = matches!(&self.end, End::Remote(remote) if remote.arrived > number) || self.drive();
+        let End::Remote(remote) = &mut self.end else { return Ok(here) };
+        if !here {
+            let failed = |source| StationError { rank: remote.publisher, source };
+            return remote.broken.take().map_or(Ok(false), |source| Err(failed(source)));
         }
-        let End::Remote { lengths, .. } = &self.end else { return Ok(false) };
-        let wire = lengths[(number % u64::from(self.slots.sizes.slots)) as usize];
+        let wire = remote.lengths[(number % u64::from(self.slots.sizes.slots)) as usize];
         // SAFETY: the message has arrived.
         let found = unsafe { self.slots.pointer(number, SIGNATURE_AT).cast::<u64>().read() };
         if wire < wire_bytes(0) || (found == signature && wire != wire_bytes(len)) {
             let (message_bytes, posted_bytes) = (wire as u64, wire_bytes(len) as u64);
-            return Err(Error::Truncated { message_bytes, posted_bytes });
+            let source = Error::Truncated { message_bytes, posted_bytes };
+            return Err(StationError { rank: remote.publisher, source });
         }
         Ok(true)
+    }
+}
+
+impl Remote {
+    /// Posts every free slot and takes what has arrived.
+    fn drive(&mut self, slots: &Slots, released: u64) -> crate::Result<()> {
+        let sizes = slots.sizes;
+        while self.posted < released + u64::from(sizes.slots) {
+            let from = slots.offset(self.posted) + WIRE_AT;
+            let most = wire_bytes(sizes.slot_bytes as usize);
+            let slice = slots.region.slice(from..from + most);
+            if self.channel.post(&[Part { slice, tag: 0 }])?.is_none() {
+                break;
+            }
+            self.posted += 1;
+        }
+        while self.arrived < self.posted {
+            let Some(completion) = self.channel.poll()? else { break };
+            self.lengths[(self.arrived % u64::from(sizes.slots)) as usize] = completion.lengths[0] as usize;
+            self.arrived += 1;
+        }
+        Ok(())
     }
 }
