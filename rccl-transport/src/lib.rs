@@ -6,6 +6,7 @@
 pub mod channel;
 pub mod connect;
 pub mod deadline;
+mod ends;
 mod error;
 mod fault;
 pub mod hello;

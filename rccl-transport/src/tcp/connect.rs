@@ -2,12 +2,13 @@
 
 use std::net::{SocketAddr, TcpStream};
 
-use super::{Berth, CONNECT_PATIENCE, ListenerId, listener_secret, prepare, send::Sender};
+use super::{Berth, CONNECT_PATIENCE, DEPTH, ListenerId, listener_secret, prepare, send::Sockets};
 use crate::{
     Error, Hello, Purpose, Result, Secret,
     channel::{Connecting, SendChannel},
     connect::{Connected, Race},
     deadline::Deadline,
+    ends::Sending,
     secret::random_bytes,
 };
 
@@ -78,7 +79,7 @@ impl Connecting for Dialing {
                 at = peer.to_string();
             }
         }
-        Ok(Some(Box::new(Sender::new(at, streams))))
+        Ok(Some(Box::new(Sending::new(at, DEPTH, Sockets::new(streams)))))
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use super::{Berth, MAX_SOCKETS, address, listener_secret, prepare, recv::Receiver};
+use super::{Berth, DEPTH, address, listener_secret, prepare, recv::Sockets};
 use crate::{
     Purpose, Result, Secret,
     channel::{Address, Listener, RecvChannel},
     connect::listen_on,
     deadline::Deadline,
+    ends::Receiving,
     reception::{self, Guest, Reception},
     secret::random_bytes,
 };
@@ -92,8 +93,8 @@ impl Listener for Listening {
             }
         }
         let Some(Gathering { peer, sockets, .. }) = self.take_whole() else { return Ok(None) };
-        debug_assert!(sockets.len() <= MAX_SOCKETS);
-        Ok(Some(Box::new(Receiver::new(peer, sockets.into_iter().flatten().collect()))))
+        let sockets = Sockets::new(sockets.into_iter().flatten().collect());
+        Ok(Some(Box::new(Receiving::new(peer, DEPTH, sockets))))
     }
 
     fn strangers(&self) -> u64 {
