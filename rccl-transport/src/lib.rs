@@ -17,6 +17,7 @@ mod outbox;
 mod reception;
 pub mod region;
 pub mod secret;
+pub mod shm;
 pub mod sim;
 mod sys;
 pub mod tcp;
