@@ -6,6 +6,7 @@
 pub mod channel;
 pub mod connect;
 pub mod deadline;
+mod ends;
 mod error;
 mod fault;
 pub mod hello;
@@ -16,6 +17,7 @@ mod outbox;
 mod reception;
 pub mod region;
 pub mod secret;
+pub mod shm;
 pub mod sim;
 pub mod station;
 mod sys;

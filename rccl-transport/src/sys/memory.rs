@@ -1,11 +1,11 @@
-//! Copies into, out of and between regions.
+//! Copies into, out of and between regions, and words in shared memory.
 //!
 //! Regions are shared with devices and other processes, so they are only touched through raw pointers. What orders these
 //! accesses is the protocol of the caller: a completion, a release and acquire pair, a system call.
 
-use std::ptr::NonNull;
+use std::{ptr::NonNull, sync::atomic::AtomicU64};
 
-use crate::Slice;
+use crate::{Region, Slice};
 
 /// The address of `slice[at..at + len]`.
 fn window(slice: &Slice, at: usize, len: usize) -> NonNull<u8> {
@@ -46,10 +46,27 @@ pub(crate) fn copy(to: &Slice, to_at: usize, from: &Slice, from_at: usize, len: 
     unsafe { target.as_ptr().copy_from(source.as_ptr(), len) };
 }
 
+/// The word at byte `at` of `region`, shared with whoever else maps it.
+///
+/// # Panics
+/// If it does not lie within the region or is not aligned to 8 bytes.
+pub(crate) fn word(region: &Region, at: usize) -> &AtomicU64 {
+    assert!(
+        at.is_multiple_of(8) && at < region.len() && 8 <= region.len() - at,
+        "word {at} of {} bytes",
+        region.len()
+    );
+    // SAFETY: `at` was just checked to lie within the region.
+    let start = unsafe { region.start().add(at) };
+    assert!(start.cast::<AtomicU64>().is_aligned(), "word {at} of a region at {start:?}");
+    // SAFETY: in bounds and aligned, both checked above; the memory lives as long as the region, which the result
+    // borrows; words of shared memory are accessed only as atomics.
+    unsafe { AtomicU64::from_ptr(start.cast().as_ptr()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Region;
 
     fn bytes(slice: &Slice) -> Vec<u8> {
         let mut out = vec![0; slice.len()];
@@ -73,5 +90,11 @@ mod tests {
     fn copies_out_of_bounds_panic() {
         let slice = Region::zeroed(8).slice(1..7);
         copy(&slice, 4, &slice.clone(), 0, 3);
+    }
+
+    #[test]
+    #[should_panic(expected = "word 8 of 12 bytes")]
+    fn words_out_of_bounds_panic() {
+        word(&Region::zeroed(12), 8);
     }
 }

@@ -1,36 +1,24 @@
-//! The address of a tcp listener: who it is and every address it can be reached at.
-//!
-//! ```text
-//! "T1" | listener id, 8 bytes | for each address: 4 or 6 | 4 or 16 bytes | port u16, big endian
-//! ```
+//! The address of a tcp listener: `T1`, who it is (8 bytes), and every address it can be reached at.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use super::ListenerId;
 use crate::{
     Error, Result,
     channel::{Address, MAX_ADDRESS_BYTES},
+    wire::{Decoder, Encoder, Malformed},
 };
 
 const MARK: [u8; 2] = *b"T1";
 
+/// As many IPv4 addresses as fit.
+pub(super) const MAX_CANDIDATES: usize = 15;
+
 /// Encodes an address; `None` if it is too long.
 pub(super) fn encode(id: ListenerId, candidates: &[SocketAddr]) -> Option<Address> {
-    let mut bytes = [&MARK[..], &id[..]].concat();
-    for candidate in candidates {
-        match candidate.ip() {
-            IpAddr::V4(ip) => {
-                bytes.push(4);
-                bytes.extend(ip.octets());
-            }
-            IpAddr::V6(ip) => {
-                bytes.push(6);
-                bytes.extend(ip.octets());
-            }
-        }
-        bytes.extend(candidate.port().to_be_bytes());
-    }
-    (bytes.len() <= MAX_ADDRESS_BYTES).then_some(Address(bytes))
+    let mut bytes = Encoder::default();
+    bytes.raw(&MARK).raw(&id).addresses(candidates);
+    (bytes.0.len() <= MAX_ADDRESS_BYTES).then_some(Address(bytes.0))
 }
 
 /// The listener and its addresses, in the order it prefers.
@@ -38,10 +26,10 @@ pub(super) fn encode(id: ListenerId, candidates: &[SocketAddr]) -> Option<Addres
 /// # Errors
 /// [`Error::Invalid`] if the address is not that of a tcp listener.
 pub(super) fn decode(address: &Address) -> Result<(ListenerId, Vec<SocketAddr>)> {
-    try_decode(&address.0).ok_or_else(|| Error::Invalid {
+    try_decode(&address.0).map_err(|Malformed(why)| Error::Invalid {
         what: "address".into(),
         value: format!("{:02x?}", address.0),
-        reason: "it is not that of a tcp listener; pass on what its `address()` gave, byte for byte".into(),
+        reason: format!("it is not what a tcp listener's `address()` gave, byte for byte: {why}"),
     })
 }
 
@@ -53,20 +41,15 @@ pub fn candidates(address: &Address) -> Result<Vec<SocketAddr>> {
     decode(address).map(|(_, candidates)| candidates)
 }
 
-fn try_decode(bytes: &[u8]) -> Option<(ListenerId, Vec<SocketAddr>)> {
-    let (id, mut rest) = bytes.strip_prefix(&MARK)?.split_first_chunk()?;
-    let mut candidates = Vec::new();
-    while let Some((family, after)) = rest.split_first() {
-        let (ip, after) = match family {
-            4 => after.split_first_chunk::<4>().map(|(ip, after)| (IpAddr::from(*ip), after))?,
-            6 => after.split_first_chunk::<16>().map(|(ip, after)| (IpAddr::from(*ip), after))?,
-            _ => return None,
-        };
-        let (port, after) = after.split_first_chunk()?;
-        candidates.push(SocketAddr::new(ip, u16::from_be_bytes(*port)));
-        rest = after;
+fn try_decode(bytes: &[u8]) -> std::result::Result<(ListenerId, Vec<SocketAddr>), Malformed> {
+    let mut fields = Decoder::new(bytes);
+    if fields.array()? != MARK {
+        return Err(Malformed("it does not begin with T1".into()));
     }
-    (!candidates.is_empty()).then_some((*id, candidates))
+    let id = fields.array()?;
+    let candidates = fields.addresses(MAX_CANDIDATES)?;
+    fields.end()?;
+    Ok((id, candidates))
 }
 
 #[cfg(test)]
@@ -87,17 +70,22 @@ mod tests {
 
         #[test]
         fn other_bytes_are_refused_or_mean_something(bytes in prop::collection::vec(any::<u8>(), 0..130)) {
-            if let Ok((id, candidates)) = decode(&Address(bytes.clone())) {
-                prop_assert_eq!(encode(id, &candidates).map(|address| address.0), Some(bytes));
+            let marked = [&MARK[..], &[0; 8], &[1, 0, 0, 0], &bytes].concat();
+            for bytes in [bytes, marked] {
+                if let Ok((id, candidates)) = decode(&Address(bytes.clone())) {
+                    prop_assert_eq!(encode(id, &candidates).map(|address| address.0), Some(bytes));
+                }
             }
         }
     }
 
     #[test]
-    fn a_cut_address_is_refused() {
-        let whole = encode([7; 8], &["[::1]:80".parse().unwrap()]).unwrap();
-        for len in 0..whole.0.len() {
-            assert!(decode(&Address(whole.0[..len].to_vec())).is_err(), "{len} bytes");
-        }
+    fn as_many_addresses_fit_as_promised() {
+        let v4 = "127.0.0.1:80".parse().unwrap();
+        assert!(encode([0; 8], &[v4; MAX_CANDIDATES]).is_some());
+        assert!(encode([0; 8], &[v4; MAX_CANDIDATES + 1]).is_none());
+        let v6 = "[::1]:80".parse().unwrap();
+        assert!(encode([0; 8], &[v6; 5]).is_some());
+        assert!(encode([0; 8], &[v6; 6]).is_none());
     }
 }

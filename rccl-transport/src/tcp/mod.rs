@@ -60,14 +60,8 @@ const READ_AHEAD_BYTES: usize = 16 << 10;
 /// How often a call goes round all sockets of its channel before it returns, however much there is to do.
 const ROUNDS: usize = 8;
 
-/// How long a connection may take to authenticate itself, and a channel's sockets to come together.
-const HELLO_PATIENCE: Duration = Duration::from_secs(10);
-
 /// How long connecting may take in all.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
-
-/// How long one of a listener's addresses may take to answer before the next one is tried.
-const CANDIDATE_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Seconds without traffic before the kernel asks whether the other host is alive, and between its questions.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -92,7 +86,7 @@ impl Transport {
         let caps = Caps {
             name: "tcp",
             device: options.device(),
-            speed_mbps: options.speed_mbps(),
+            speed_mbps: options.speed_mbps,
             depth: DEPTH,
             max_group: MAX_GROUP,
             max_message_bytes: 1 << 40,
@@ -108,13 +102,12 @@ impl channel::Transport for Transport {
     }
 
     fn listen(&self) -> Result<Box<dyn Listener>> {
-        Ok(Box::new(listen::Listening::new(&self.options.addresses, self.secret.clone())?))
+        Ok(Box::new(listen::Listening::new(&self.options.addresses, &self.secret)?))
     }
 
     fn connect(&self, address: &Address) -> Result<Box<dyn Connecting>> {
         let (id, candidates) = address::decode(address)?;
-        let secret = self.secret.clone();
-        Ok(Box::new(connect::Dialing::new(id, candidates, self.options.sockets, secret)?))
+        Ok(Box::new(connect::Dialing::new(id, &candidates, self.options.sockets, &self.secret)?))
     }
 
     fn register(&self, _: &Arc<Region>) -> Result<Registration> {
@@ -122,12 +115,10 @@ impl channel::Transport for Transport {
     }
 }
 
-/// Sets what every socket of a channel has: small messages leave at once, and a host that vanished is noticed even by a
-/// receiver that only waits.
+/// Lets even a receiver that only waits notice that the other host has vanished. Sockets come here non-blocking and without
+/// delay of small messages.
 fn prepare(stream: &TcpStream) -> Result<()> {
     use rustix::net::sockopt;
-    stream.set_nonblocking(true).map_err(|error| Error::io("O_NONBLOCK", error))?;
-    stream.set_nodelay(true).map_err(|error| Error::io("TCP_NODELAY", error))?;
     sockopt::set_socket_keepalive(stream, true)
         .and_then(|()| sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE))
         .and_then(|()| sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL))
@@ -135,41 +126,36 @@ fn prepare(stream: &TcpStream) -> Result<()> {
         .map_err(|errno| Error::io("SO_KEEPALIVE", errno))
 }
 
-/// What a connecting socket says of itself in its hello.
+/// Tells a listener from others that had its port before, or have the same address on another host. Random.
+type ListenerId = [u8; 8];
+
+/// The secret of a listener's connections: whoever means another listener does not know it.
+fn listener_secret(secret: &Secret, id: ListenerId) -> Secret {
+    secret.derive(&format!("tcp listener {:016x}", u64::from_le_bytes(id)))
+}
+
+/// A socket's place in its channel, which it tells in its hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Berth {
-    /// The listener it means.
-    listener: ListenerId,
-    /// The channel it belongs to.
+    /// The channel's random name.
     channel: [u8; 16],
-    /// Its place among the channel's sockets.
+    /// The socket's place among the channel's sockets.
     index: u8,
     /// How many there are.
     count: u8,
 }
 
-/// Tells a listener from others that had its port before. Random.
-type ListenerId = [u8; 8];
-
-const BERTH_BYTES: usize = 8 + 16 + 2;
-
 impl Berth {
-    fn encode(self) -> [u8; BERTH_BYTES] {
-        let mut bytes = [0; BERTH_BYTES];
-        bytes[..8].copy_from_slice(&self.listener);
-        bytes[8..24].copy_from_slice(&self.channel);
-        bytes[24] = self.index;
-        bytes[25] = self.count;
-        bytes
+    fn encode(self) -> Vec<u8> {
+        [&self.channel[..], &[self.index, self.count]].concat()
     }
 
     /// What the bytes say; `None` if they make no sense.
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let (listener, rest) = bytes.split_first_chunk()?;
-        let (channel, rest) = rest.split_first_chunk()?;
+        let (channel, rest) = bytes.split_first_chunk()?;
         let &[index, count] = rest else { return None };
         let sensible = index < count && usize::from(count) <= MAX_SOCKETS;
-        sensible.then_some(Self { listener: *listener, channel: *channel, index, count })
+        sensible.then_some(Self { channel: *channel, index, count })
     }
 }
 
@@ -178,8 +164,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hellos_say_what_they_were_given() {
-        let said = Berth { listener: [1; 8], channel: [2; 16], index: 3, count: 4 };
+    fn berths_say_what_they_were_given() {
+        let said = Berth { channel: [2; 16], index: 3, count: 4 };
         let bytes = said.encode();
         assert_eq!(Berth::decode(&bytes), Some(said));
         assert_eq!(Berth::decode(&bytes[1..]), None);

@@ -1,9 +1,12 @@
 //! What a tcp transport can be told.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::address;
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    interface::{Choice, Interface, interfaces},
+};
 
 /// The environment variable that says how many sockets a tcp channel has.
 pub const SOCKETS_VARIABLE: &str = "RCCL_TCP_SOCKETS";
@@ -17,10 +20,12 @@ pub const MAX_SOCKETS: usize = 16;
 /// Where a tcp transport listens and how many sockets its channels have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The addresses to listen on, the preferred ones first. Who connects takes the first that answers.
-    pub addresses: Vec<IpAddr>,
-    /// The interface they belong to, for people; empty if unknown.
+    /// The addresses to listen on, the preferred ones first; port 0 takes a free one. Who connects races them.
+    pub addresses: Vec<SocketAddr>,
+    /// The interface they belong to, for people; empty if they belong to several.
     pub interface: String,
+    /// Nominal speed in Mbit/s, 0 if unknown.
+    pub speed_mbps: u32,
     /// Sockets of each channel made by connecting, 1 to [`MAX_SOCKETS`]. The listening side follows.
     pub sockets: usize,
 }
@@ -28,44 +33,45 @@ pub struct Options {
 impl Options {
     /// Listens on these addresses.
     #[must_use]
-    pub fn new(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+    pub fn new(addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
         let addresses = addresses.into_iter().collect();
-        Self { addresses, interface: String::new(), sockets: DEFAULT_SOCKETS }
+        Self { addresses, interface: String::new(), speed_mbps: 0, sockets: DEFAULT_SOCKETS }
     }
 
     /// Listens on 127.0.0.1.
     #[must_use]
     pub fn loopback() -> Self {
-        Self::new([IpAddr::V4(Ipv4Addr::LOCALHOST)])
+        Self::new([(Ipv4Addr::LOCALHOST, 0).into()])
     }
 
     /// Listens on ::1.
     #[must_use]
     pub fn loopback_v6() -> Self {
-        Self::new([IpAddr::V6(Ipv6Addr::LOCALHOST)])
+        Self::new([(Ipv6Addr::LOCALHOST, 0).into()])
     }
 
-    /// Listens on the addresses of an interface, IPv4 before IPv6. Link-local addresses are left out: they mean nothing
-    /// to another host.
+    /// Listens on the addresses of one interface.
+    #[must_use]
+    pub fn on_interface(interface: &Interface) -> Self {
+        let addresses = interface.addresses.iter().copied();
+        Self { interface: interface.name.clone(), speed_mbps: interface.speed_mbps, ..Self::new(addresses) }
+    }
+
+    /// Listens on every address that the environment allows (see [`Choice::from_env`]), as many as can be passed on, with
+    /// as many sockets a channel as `RCCL_TCP_SOCKETS` says.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such interface or it has no address; [`Error::Io`] from the operating system.
-    pub fn on_interface(name: &str) -> Result<Self> {
-        let interfaces = if_addrs::get_if_addrs().map_err(|error| Error::io("getifaddrs", error))?;
-        let mut addresses: Vec<_> =
-            interfaces.iter().filter(|at| at.name == name && !at.is_link_local()).map(|at| at.ip()).collect();
-        addresses.sort_by_key(IpAddr::is_ipv6);
-        if addresses.is_empty() {
-            let mut names: Vec<_> = interfaces.into_iter().map(|at| at.name).collect();
-            names.sort();
-            names.dedup();
-            return Err(Error::Invalid {
-                what: "network interface".into(),
-                value: name.into(),
-                reason: format!("it has no address to listen on; there are {}", names.join(", ")),
-            });
+    /// [`Error::Invalid`] naming the variable that makes no sense; [`Error::Io`] from the operating system.
+    pub fn from_env() -> Result<Self> {
+        let mut options = Self::new(Choice::from_env()?.addresses()?).with_sockets_from_env()?;
+        while options.addresses.len() > 1 && address::encode([0; 8], &options.addresses).is_none() {
+            options.addresses.pop();
         }
-        Ok(Self { interface: name.into(), ..Self::new(addresses) })
+        let holds = |interface: &&Interface| interface.addresses.contains(&options.addresses[0]);
+        if let Some(first) = interfaces()?.iter().find(holds) {
+            options.speed_mbps = first.speed_mbps;
+        }
+        Ok(options)
     }
 
     /// Gives each channel this many sockets.
@@ -92,10 +98,9 @@ impl Options {
         if !(1..=MAX_SOCKETS).contains(&self.sockets) {
             return Err(wrong_sockets("sockets of a tcp channel", &self.sockets.to_string()));
         }
-        let candidates: Vec<_> = self.addresses.iter().map(|&ip| SocketAddr::new(ip, 0)).collect();
-        let reason = if candidates.is_empty() {
+        let reason = if self.addresses.is_empty() {
             "there must be at least one"
-        } else if address::encode([0; 8], &candidates).is_none() {
+        } else if address::encode([0; 8], &self.addresses).is_none() {
             "there are too many to pass on; 15 IPv4 or 5 IPv6 addresses fit"
         } else {
             return Ok(());
@@ -109,17 +114,11 @@ impl Options {
 
     /// The device, for people.
     pub(super) fn device(&self) -> String {
-        if self.interface.is_empty() {
-            self.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-        } else {
-            self.interface.clone()
+        if !self.interface.is_empty() {
+            return self.interface.clone();
         }
-    }
-
-    /// The interface's nominal speed in Mbit/s, 0 where the kernel does not know.
-    pub(super) fn speed_mbps(&self) -> u32 {
-        let path = format!("/sys/class/net/{}/speed", self.interface);
-        std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+        let addresses: Vec<_> = self.addresses.iter().map(|address| address.ip().to_string()).collect();
+        addresses.join(", ")
     }
 }
 
@@ -146,16 +145,22 @@ mod tests {
         }
         let said = |options: Options| options.check().unwrap_err().to_string();
         assert!(said(Options::new([])).contains("at least one"));
-        assert!(said(Options::new([IpAddr::V6(Ipv6Addr::LOCALHOST); 6])).contains("too many"));
+        assert!(said(Options::new([(Ipv6Addr::LOCALHOST, 0).into(); 6])).contains("too many"));
         assert!(said(Options::loopback().with_sockets(0)).contains("1 to 16"));
-        let said = Options::on_interface("nothing0").unwrap_err().to_string();
-        assert!(said.contains("nothing0") && said.contains("there are"), "{said}");
     }
 
     #[test]
     fn an_interface_gives_its_addresses() {
-        let options = Options::on_interface("lo").unwrap();
-        assert!(options.addresses.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)));
-        assert_eq!((options.device(), options.speed_mbps()), ("lo".into(), 0));
+        let all = interfaces().unwrap();
+        let loopback = all.iter().find(|interface| interface.name == "lo").unwrap();
+        let options = Options::on_interface(loopback);
+        assert!(options.addresses.contains(&(Ipv4Addr::LOCALHOST, 0).into()));
+        assert_eq!(options.device(), "lo");
+        assert_eq!(Options::loopback().device(), "127.0.0.1");
+    }
+
+    #[test]
+    fn the_environment_gives_addresses_that_can_be_passed_on() {
+        Options::from_env().unwrap().check().unwrap();
     }
 }

@@ -6,27 +6,22 @@ use std::{
 };
 
 use super::{
-    DEPTH, READ_AHEAD_BYTES, ROUNDS,
+    READ_AHEAD_BYTES, ROUNDS,
     send::is_not_now,
     wire::{self, HEADER_BYTES},
 };
 use crate::{
-    Result, Slice,
-    channel::{Completion, Part, RecvChannel, Ticket},
+    Slice,
+    ends::Reader,
     fault::{Fault, Step},
     inbox::Inbox,
     sys::{memory, socket},
 };
 
-/// Receives chunks from its sockets straight into posted memory. Sockets are left unread while nothing is posted for what
+/// Reads chunks from its sockets straight into posted memory. Sockets are left unread while nothing is posted for what
 /// they hold, so that the sender is held back and at most [`READ_AHEAD_BYTES`] a socket are kept here.
 #[derive(Debug)]
-pub(super) struct Receiver {
-    peer: String,
-    lanes: Vec<Lane>,
-    inbox: Inbox,
-    fault: Option<Fault>,
-}
+pub(super) struct Sockets(Vec<Lane>);
 
 #[derive(Debug)]
 struct Lane {
@@ -71,37 +66,25 @@ impl ReadAhead {
     }
 }
 
-impl Receiver {
-    /// A receiver over connected, non-blocking sockets, the first one first.
-    pub(super) fn new(peer: String, sockets: Vec<TcpStream>) -> Self {
+impl Sockets {
+    /// Reads from connected, non-blocking sockets, the first one first.
+    pub(super) fn new(sockets: Vec<TcpStream>) -> Self {
         let lane = |socket| Lane { socket, landing: None, ahead: ReadAhead::new(), stalled: false };
-        Self { peer, lanes: sockets.into_iter().map(lane).collect(), inbox: Inbox::new(DEPTH), fault: None }
-    }
-
-    /// Takes in what is there for posted receives.
-    fn advance(&mut self) -> Step<()> {
-        for _ in 0..ROUNDS {
-            let mut moved = false;
-            for lane in 0..self.lanes.len() {
-                moved |= self.wants(lane) && self.pull(lane)?;
-            }
-            if !moved {
-                break;
-            }
-        }
-        Ok(())
+        Self(sockets.into_iter().map(lane).collect())
     }
 
     /// Whether something is expected on a lane: new messages begin on the first.
-    fn wants(&self, lane: usize) -> bool {
-        let Lane { landing, stalled, .. } = &self.lanes[lane];
-        let due = self.inbox.awaits_chunk() || (lane == 0 && self.inbox.awaits_message());
+    fn wants(&self, lane: usize, inbox: &Inbox) -> bool {
+        let Lane { landing, stalled, .. } = &self.0[lane];
+        let due = inbox.awaits_chunk() || (lane == 0 && inbox.awaits_message());
         landing.is_some() || (due && !stalled)
     }
+}
 
+impl Lane {
     /// Reads a lane once; whether there may be more.
-    fn pull(&mut self, lane: usize) -> Step<bool> {
-        let Lane { socket, landing, ahead, .. } = &mut self.lanes[lane];
+    fn pull(&mut self, inbox: &mut Inbox) -> Step<bool> {
+        let Self { socket, landing, ahead, .. } = self;
         let room = ahead.room();
         let missing = landing.as_ref().map_or(0, |landing| landing.slice.len() - landing.filled);
         let asked = missing + room.len();
@@ -116,15 +99,15 @@ impl Receiver {
         ahead.end += got - direct;
         if let Some(landing) = landing {
             landing.filled += direct;
-            self.inbox.filled(landing.message, direct);
+            inbox.filled(landing.message, direct);
         }
-        self.digest(lane)?;
+        self.digest(inbox)?;
         Ok(got == asked)
     }
 
     /// Hands on what a lane has read ahead, as far as receives are posted for it.
-    fn digest(&mut self, lane: usize) -> Step<()> {
-        let Lane { landing: slot, ahead, stalled, .. } = &mut self.lanes[lane];
+    fn digest(&mut self, inbox: &mut Inbox) -> Step<()> {
+        let Self { landing: slot, ahead, stalled, .. } = self;
         *stalled = false;
         loop {
             if let Some(landing) = slot {
@@ -133,7 +116,7 @@ impl Receiver {
                     memory::write(&landing.slice, landing.filled, &ahead.filled()[..count]);
                     ahead.start += count;
                     landing.filled += count;
-                    self.inbox.filled(landing.message, count);
+                    inbox.filled(landing.message, count);
                 }
                 if landing.filled < landing.slice.len() {
                     return Ok(());
@@ -142,77 +125,40 @@ impl Receiver {
             }
             let Some(header) = ahead.filled().first_chunk::<HEADER_BYTES>() else { return Ok(()) };
             let chunk = wire::decode(header).ok_or_else(|| Fault::protocol("no header where one is due"))?;
-            let Some(slice) = self.inbox.claim(&chunk)? else {
+            let Some(slice) = inbox.claim(&chunk)? else {
                 *stalled = true;
                 return Ok(());
             };
             ahead.start += HEADER_BYTES;
             if slice.is_empty() {
-                self.inbox.filled(chunk.message, 0);
+                inbox.filled(chunk.message, 0);
             } else {
                 *slot = Some(Landing { message: chunk.message, slice, filled: 0 });
             }
         }
     }
+}
 
-    /// Gives what was read ahead to receives that have been posted since.
-    fn resume(&mut self) -> Step<()> {
-        for lane in 0..self.lanes.len() {
-            if self.lanes[lane].stalled {
-                self.digest(lane)?;
+impl Reader for Sockets {
+    fn resume(&mut self, inbox: &mut Inbox) -> Step<()> {
+        self.0.iter_mut().filter(|lane| lane.stalled).try_for_each(|lane| lane.digest(inbox))
+    }
+
+    fn advance(&mut self, inbox: &mut Inbox) -> Step<()> {
+        for _ in 0..ROUNDS {
+            let mut moved = false;
+            for lane in 0..self.0.len() {
+                moved |= self.wants(lane, inbox) && self.0[lane].pull(inbox)?;
+            }
+            if !moved {
+                break;
             }
         }
         Ok(())
     }
 
-    /// Keeps the first fault, and lets go of sockets and memory.
-    fn fail(&mut self, fault: Fault) {
-        self.lanes.clear();
-        self.inbox.fail();
-        self.fault = Some(fault);
-    }
-
-    fn check(&self) -> Result<()> {
-        self.fault.as_ref().map_or(Ok(()), |fault| Err(fault.error(&self.peer)))
-    }
-}
-
-impl RecvChannel for Receiver {
-    fn post(&mut self, parts: &[Part]) -> Result<Option<Ticket>> {
-        self.check()?;
-        let ticket = self.inbox.post(parts)?;
-        if ticket.is_some()
-            && let Err(fault) = self.resume()
-        {
-            self.fail(fault);
-            // The ticket is void; what was complete before is still given by `poll`.
-            self.check()?;
-        }
-        Ok(ticket)
-    }
-
-    fn flush(&mut self, _: &[Slice]) -> Result<Option<Ticket>> {
-        self.check()?;
-        Ok(self.inbox.flush())
-    }
-
-    fn poll(&mut self) -> Result<Option<Completion>> {
-        if let Some(done) = self.inbox.complete() {
-            return Ok(Some(done));
-        }
-        self.check()?;
-        let moved = self.advance();
-        if let Err(fault) = moved {
-            self.fail(fault);
-        }
-        match self.inbox.complete() {
-            Some(done) => Ok(Some(done)),
-            None => self.check().map(|()| None),
-        }
-    }
-
-    fn descriptors(&self) -> Vec<RawFd> {
-        let wanted = (0..self.lanes.len()).filter(|&lane| self.wants(lane));
-        wanted.map(|lane| self.lanes[lane].socket.as_raw_fd()).collect()
+    fn descriptors(&self, inbox: &Inbox) -> Vec<RawFd> {
+        let wanted = (0..self.0.len()).filter(|&lane| self.wants(lane, inbox));
+        wanted.map(|lane| self.0[lane].socket.as_raw_fd()).collect()
     }
 }

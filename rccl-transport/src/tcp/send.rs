@@ -7,25 +7,14 @@ use std::{
 };
 
 use super::{
-    DEPTH, ROUNDS,
+    ROUNDS,
     wire::{self, CHUNK_BYTES, FIRST_CHUNK_BYTES, HEADER_BYTES, SOLE_CHUNK_BYTES},
 };
-use crate::{
-    Result, Slice,
-    channel::{Completion, SendChannel, Ticket},
-    fault::{Fault, Step},
-    outbox::Outbox,
-    sys::socket,
-};
+use crate::{Slice, ends::Writer, fault::Step, outbox::Outbox, sys::socket};
 
-/// Sends messages in chunks over its sockets. Complete means that the kernel has taken every byte.
+/// Writes chunks to its sockets. Written means that the kernel has taken every byte.
 #[derive(Debug)]
-pub(super) struct Sender {
-    peer: String,
-    lanes: Vec<Lane>,
-    outbox: Outbox,
-    fault: Option<Fault>,
-}
+pub(super) struct Sockets(Vec<Lane>);
 
 #[derive(Debug)]
 struct Lane {
@@ -42,33 +31,18 @@ struct Flight {
     sent: usize,
 }
 
-impl Sender {
-    /// A sender over connected, non-blocking sockets.
-    pub(super) fn new(peer: String, sockets: Vec<TcpStream>) -> Self {
-        let lanes = sockets.into_iter().map(|socket| Lane { socket, flight: None }).collect();
-        Self { peer, lanes, outbox: Outbox::new(DEPTH), fault: None }
-    }
-
-    /// Lets the kernel take what it takes now.
-    fn advance(&mut self) -> Step<()> {
-        for _ in 0..ROUNDS {
-            let mut moved = false;
-            for lane in 0..self.lanes.len() {
-                moved |= self.push(lane)?;
-            }
-            if !moved {
-                break;
-            }
-        }
-        Ok(())
+impl Sockets {
+    /// Writes to connected, non-blocking sockets.
+    pub(super) fn new(sockets: Vec<TcpStream>) -> Self {
+        Self(sockets.into_iter().map(|socket| Lane { socket, flight: None }).collect())
     }
 
     /// Sends (the rest of) one chunk over a lane; whether the lane took all of it, and so may take more.
-    fn push(&mut self, lane: usize) -> Step<bool> {
-        if self.lanes[lane].flight.is_none() {
-            self.lanes[lane].flight = self.next_flight(lane);
+    fn push(&mut self, lane: usize, outbox: &mut Outbox) -> Step<bool> {
+        if self.0[lane].flight.is_none() {
+            self.0[lane].flight = self.next_flight(lane, outbox);
         }
-        let Lane { socket, flight: slot } = &mut self.lanes[lane];
+        let Lane { socket, flight: slot } = &mut self.0[lane];
         let Some(flight) = slot else { return Ok(false) };
         let head = flight.header.get(flight.sent..).unwrap_or_default();
         let from = flight.sent.saturating_sub(HEADER_BYTES);
@@ -80,72 +54,43 @@ impl Sender {
         if flight.sent < HEADER_BYTES + flight.payload.len() {
             return Ok(false);
         }
-        self.outbox.written(flight.message);
+        outbox.written(flight.message);
         *slot = None;
         Ok(true)
     }
 
     /// The next chunk for a lane that has none, if it may take it: first chunks go over the first lane only.
-    fn next_flight(&mut self, lane: usize) -> Option<Flight> {
-        let first = self.outbox.next_offset()? == 0;
+    fn next_flight(&self, lane: usize, outbox: &mut Outbox) -> Option<Flight> {
+        let first = outbox.next_offset()? == 0;
         if first && lane > 0 {
             return None;
         }
-        let most = match (self.lanes.len(), first) {
+        let most = match (self.0.len(), first) {
             (1, _) => SOLE_CHUNK_BYTES,
             (_, true) => FIRST_CHUNK_BYTES,
             (_, false) => CHUNK_BYTES,
         };
-        let chunk = self.outbox.next_chunk(most)?;
+        let chunk = outbox.next_chunk(most)?;
         Some(Flight { message: chunk.message, header: wire::encode(&chunk), payload: chunk.slice, sent: 0 })
-    }
-
-    /// Keeps the first fault, and lets go of sockets and memory.
-    fn fail(&mut self, fault: Fault) {
-        self.lanes.clear();
-        self.outbox.fail();
-        self.fault = Some(fault);
-    }
-
-    fn check(&self) -> Result<()> {
-        self.fault.as_ref().map_or(Ok(()), |fault| Err(fault.error(&self.peer)))
     }
 }
 
-impl SendChannel for Sender {
-    fn post(&mut self, slice: &Slice, tag: u64) -> Result<Option<Ticket>> {
-        self.check()?;
-        // What earlier posts left unsent, the kernel did not want a moment ago.
-        let clogged = self.outbox.next_offset().is_some();
-        let ticket = self.outbox.post(slice, tag);
-        if ticket.is_some()
-            && !clogged
-            && let Err(fault) = self.advance()
-        {
-            self.fail(fault);
-            // The ticket is void; what was complete before is still given by `poll`.
-            self.check()?;
+impl Writer for Sockets {
+    fn advance(&mut self, outbox: &mut Outbox) -> Step<()> {
+        for _ in 0..ROUNDS {
+            let mut moved = false;
+            for lane in 0..self.0.len() {
+                moved |= self.push(lane, outbox)?;
+            }
+            if !moved {
+                break;
+            }
         }
-        Ok(ticket)
-    }
-
-    fn poll(&mut self) -> Result<Option<Completion>> {
-        if let Some(done) = self.outbox.complete() {
-            return Ok(Some(done));
-        }
-        self.check()?;
-        let moved = self.advance();
-        if let Err(fault) = moved {
-            self.fail(fault);
-        }
-        match self.outbox.complete() {
-            Some(done) => Ok(Some(done)),
-            None => self.check().map(|()| None),
-        }
+        Ok(())
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
-        self.lanes.iter().filter(|lane| lane.flight.is_some()).map(|lane| lane.socket.as_raw_fd()).collect()
+        self.0.iter().filter(|lane| lane.flight.is_some()).map(|lane| lane.socket.as_raw_fd()).collect()
     }
 }
 

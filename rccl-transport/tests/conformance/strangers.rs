@@ -27,12 +27,12 @@ pub(crate) fn strangers_are_harmless(subject: &Subject) {
     drop(half);
     subject.until("dropping half a hello", || {
         assert!(listener.poll_accept().unwrap().is_none());
-        (listener.strangers() == 3).then_some(())
+        (listener.strangers() >= 3).then_some(())
     });
     drop(silent);
     subject.until("dropping the silent one", || {
         assert!(listener.poll_accept().unwrap().is_none());
-        (listener.strangers() == 4).then_some(())
+        (listener.strangers() >= 4).then_some(())
     });
 }
 

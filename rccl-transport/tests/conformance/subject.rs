@@ -4,6 +4,10 @@ use std::{
     cell::RefCell,
     io::{Read, Write},
     net::TcpStream,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixStream},
+    },
     sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant},
 };
@@ -11,7 +15,7 @@ use std::{
 use rccl_transport::{
     Error, Region, Result, Secret, Slice,
     channel::{Address, Completion, Connecting, Listener, RecvChannel, Registration, SendChannel, Transport},
-    sim, tcp,
+    shm, sim, tcp,
 };
 
 /// How long anything may take before a test fails.
@@ -72,6 +76,25 @@ impl Subject {
         };
         vec![Self {
             name: format!("tcp {options:?}"),
+            near: transport(secret.clone()),
+            far: transport(secret),
+            wrong: Some(transport(Secret::random().unwrap())),
+            knock: Some(knock),
+            pump: Box::new(std::thread::yield_now),
+            registered: RefCell::default(),
+        }]
+    }
+
+    /// Shared memory.
+    pub(crate) fn shm() -> Vec<Self> {
+        let secret = Secret::random().unwrap();
+        let transport = |secret| Arc::new(shm::Transport::new(secret).unwrap());
+        let knock = |address: &Address| -> Box<dyn Raw> {
+            let name = SocketAddr::from_abstract_name(shm::socket(address).unwrap()).unwrap();
+            Box::new(UnixStream::connect_addr(&name).unwrap())
+        };
+        vec![Self {
+            name: "shm".into(),
             near: transport(secret.clone()),
             far: transport(secret),
             wrong: Some(transport(Secret::random().unwrap())),
