@@ -121,6 +121,11 @@ impl Secret {
         Self(self.tag("derive", &[label.as_bytes()]))
     }
 
+    /// [`Secret::derive`], for one of many things with the same label.
+    pub(crate) fn derive_from(&self, label: &str, which: &[u8]) -> Self {
+        Self(self.tag("derive", &[label.as_bytes(), which]))
+    }
+
     /// The keyed digest of `parts` for the purpose `label`. Lengths are digested too, so that the same bytes cut
     /// differently have another tag.
     pub(crate) fn tag(&self, label: &str, parts: &[&[u8]]) -> Tag {
