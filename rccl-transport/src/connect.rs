@@ -208,11 +208,11 @@ impl Race {
             if let Some(connected) = self.advance()? {
                 return Ok(connected);
             }
+            deadline.check(&format!("{what} ({})", self.status()))?;
             let mut descriptors = Vec::new();
             self.watch(&mut descriptors);
             let next = self.wake().map_or(*deadline, |left| deadline.at_most(left));
             wait(&mut descriptors, &next)?;
-            deadline.check(&format!("{what} ({})", self.status()))?;
         }
     }
 }

@@ -6,7 +6,7 @@
 //! one, a member that went away). Each rank sends and receives O(size) bytes, the root O(size²).
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
     sync::{
         Arc,
@@ -23,7 +23,7 @@ use crate::{
     Error, Hello, Purpose, Result, Secret, UniqueId,
     connect::{Race, listen_on},
     deadline::{Deadline, wait, wait_one},
-    interface::Choice,
+    interface::{Choice, with_scopes},
     member::{MAX_MEMBER_BYTES, Member},
     reception::{PATIENCE, Reception},
     wire::{Decoder, Encoder, FrameReader, FrameWriter, Malformed},
@@ -83,7 +83,7 @@ impl Root {
     /// # Errors
     /// [`Error::Io`] if none of its addresses can be listened on, because they are not this host's or the port is taken.
     pub fn start_for(id: &UniqueId, options: &RootOptions) -> Result<Self> {
-        Self::serve(listen_on_all(id.addresses())?, id.secret(), options)
+        Self::serve(listen_on_all(&with_scopes(id.addresses())?)?, id.secret(), options)
     }
 
     fn serve(listeners: Vec<TcpListener>, secret: &Secret, options: &RootOptions) -> Result<Self> {
@@ -158,15 +158,17 @@ struct Registration {
     size: u32,
     /// When the member wants an answer, even if there is no group by then, in ms from now.
     answer_within_ms: u64,
+    /// How long the member waits in all, for the error that says so.
+    deadline_ms: u64,
     member: Member,
 }
 
-const MAX_REGISTRATION_BYTES: usize = 4 + 8 + MAX_MEMBER_BYTES;
+const MAX_REGISTRATION_BYTES: usize = 4 + 8 + 8 + MAX_MEMBER_BYTES;
 
 impl Registration {
     fn encode(&self) -> Vec<u8> {
         let mut encoder = Encoder::default();
-        encoder.u32(self.size).u64(self.answer_within_ms);
+        encoder.u32(self.size).u64(self.answer_within_ms).u64(self.deadline_ms);
         self.member.encode(&mut encoder);
         encoder.0
     }
@@ -176,6 +178,7 @@ impl Registration {
         let registration = Self {
             size: decoder.u32()?,
             answer_within_ms: decoder.u64()?,
+            deadline_ms: decoder.u64()?,
             member: Member::decode(&mut decoder)?,
         };
         decoder.end()?;
@@ -188,8 +191,8 @@ impl Registration {
 enum Answer {
     /// The members in order of rank, and a number that tells this group from others with the same secret.
     Table { nonce: [u8; 32], members: Vec<Member> },
-    /// Some ranks did not come in time.
-    Late { waiting_for: String },
+    /// Some ranks did not come within the deadline of the root or a member.
+    Late { waiting_for: String, after_ms: u64 },
     /// What was said does not fit together.
     Refused { peer: String, reason: String },
     /// A member or the root went away.
@@ -206,8 +209,8 @@ impl Answer {
                 encoder.u8(0).raw(nonce).u32(u32::try_from(members.len()).expect("groups are small"));
                 members.iter().for_each(|member| member.encode(&mut encoder));
             }
-            Self::Late { waiting_for } => {
-                encoder.u8(1).bytes(waiting_for.as_bytes());
+            Self::Late { waiting_for, after_ms } => {
+                encoder.u8(1).bytes(waiting_for.as_bytes()).u64(*after_ms);
             }
             Self::Refused { peer, reason } => {
                 encoder.u8(2).bytes(peer.as_bytes()).bytes(reason.as_bytes());
@@ -228,7 +231,7 @@ impl Answer {
                 let members = (0..count).map(|_| Member::decode(&mut decoder));
                 Self::Table { nonce, members: members.collect::<std::result::Result<_, _>>()? }
             }
-            1 => Self::Late { waiting_for: decoder.text(MAX_TEXT_BYTES)? },
+            1 => Self::Late { waiting_for: decoder.text(MAX_TEXT_BYTES)?, after_ms: decoder.u64()? },
             2 => Self::Refused { peer: decoder.text(MAX_TEXT_BYTES)?, reason: decoder.text(MAX_TEXT_BYTES)? },
             3 => Self::Lost { peer: decoder.text(MAX_TEXT_BYTES)?, cause: decoder.text(MAX_TEXT_BYTES)? },
             kind => return Err(Malformed(format!("an answer of the unknown kind {kind}"))),
@@ -241,6 +244,9 @@ impl Answer {
 /// How often a fixed address is tried again while nobody listens there. The network tells nobody when that changes.
 const RETRY: Duration = Duration::from_millis(50);
 
+/// How much longer than its deadline a member waits for the root to say which ranks are missing.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// Introduces `member` to the root and waits for everyone else: the members in order of rank and the group's nonce.
 pub(crate) fn meet(
     id: &UniqueId,
@@ -248,24 +254,45 @@ pub(crate) fn meet(
     member: Member,
     deadline: &Deadline,
 ) -> Result<(Vec<Member>, [u8; 32])> {
+    let mut stream = introduce(id, size, member, deadline)?;
+    answer(&mut stream, size, deadline)
+}
+
+/// Connects to the root and says who `member` is.
+pub(crate) fn introduce(id: &UniqueId, size: u32, member: Member, deadline: &Deadline) -> Result<TcpStream> {
     let mut stream = reach(id, deadline)?;
-    let mut reader = FrameReader::new(MAX_TEXT_BYTES * 2 + size as usize * MAX_MEMBER_BYTES);
-    let lost = |error: std::io::Error| Error::PeerLost {
-        peer: "the root of the group".into(),
-        cause: format!("{error} (did its process end?)"),
-    };
     // Early enough for the root's answer, which names the ranks that are missing, to come before the deadline.
     let left = deadline.remaining();
     let answer_within = left - (left / 10).min(Duration::from_millis(500));
-    let answer_within_ms = u64::try_from(answer_within.as_millis()).unwrap_or(u64::MAX);
-    let mut writer = FrameWriter::new(&Registration { size, answer_within_ms, member }.encode());
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let (answer_within_ms, deadline_ms) = (ms(answer_within), ms(deadline.length()));
+    let registration = Registration { size, answer_within_ms, deadline_ms, member };
+    let mut writer = FrameWriter::new(&registration.encode());
+    while !writer.advance(&mut stream).map_err(lost)? {
+        if !wait_one(&stream, PollFlags::OUT, deadline)? {
+            return Err(deadline.error("an introduction to the group's root"));
+        }
+    }
+    Ok(stream)
+}
+
+fn lost(error: std::io::Error) -> Error {
+    Error::PeerLost { peer: "the root of the group".into(), cause: format!("{error} (did its process end?)") }
+}
+
+/// Waits for what the root says to a member that has been introduced.
+pub(crate) fn answer(
+    stream: &mut TcpStream,
+    size: u32,
+    deadline: &Deadline,
+) -> Result<(Vec<Member>, [u8; 32])> {
+    let mut reader = FrameReader::new(MAX_TEXT_BYTES * 2 + size as usize * MAX_MEMBER_BYTES);
+    let patient = Deadline::after(deadline.remaining() + GRACE);
     let answer = loop {
-        let written = writer.advance(&mut stream).map_err(lost)?;
-        if let Some(frame) = reader.advance(&mut stream).map_err(lost)? {
+        if let Some(frame) = reader.advance(stream).map_err(lost)? {
             break frame;
         }
-        let flags = if written { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
-        if !wait_one(&stream, flags, deadline)? {
+        if !wait_one(stream, PollFlags::IN, &patient)? {
             return Err(deadline.error("an answer of the group's root"));
         }
     };
@@ -281,14 +308,16 @@ pub(crate) fn meet(
             }
             Ok((members, nonce))
         }
-        Answer::Late { waiting_for } => Err(deadline.error(waiting_for)),
+        Answer::Late { waiting_for, after_ms } => {
+            Err(Error::Timeout { waiting_for, after: Duration::from_millis(after_ms) })
+        }
         Answer::Refused { peer, reason } => Err(Error::Refused { peer, reason }),
         Answer::Lost { peer, cause } => Err(Error::PeerLost { peer, cause }),
     }
 }
 
 /// An authenticated connection to the root.
-fn reach(id: &UniqueId, deadline: &Deadline) -> Result<std::net::TcpStream> {
+fn reach(id: &UniqueId, deadline: &Deadline) -> Result<TcpStream> {
     let secret = rendezvous_secret(id.secret());
     loop {
         let secret = secret.clone();

@@ -62,6 +62,7 @@ struct Registered {
     stream: TcpStream,
     member: Member,
     answer_by: Deadline,
+    deadline_ms: u64,
 }
 
 /// Is being told the answer.
@@ -198,7 +199,7 @@ impl Service {
             });
             return;
         }
-        let Registration { size, answer_within_ms, member } = registration;
+        let Registration { size, answer_within_ms, deadline_ms, member } = registration;
         let misfit = self.misfit(size, &member);
         let answer_by = Deadline::after(Duration::from_millis(answer_within_ms));
         if let Some(answer) = misfit {
@@ -213,7 +214,7 @@ impl Service {
             return;
         }
         self.size.get_or_insert_with(|| (size, member.to_string()));
-        self.members.insert(member.rank, Registered { stream, member, answer_by });
+        self.members.insert(member.rank, Registered { stream, member, answer_by, deadline_ms });
     }
 
     /// Why `member` cannot be one of the group that has gathered so far.
@@ -256,11 +257,13 @@ impl Service {
             let cause = format!("{why} while the group waited for {}", self.missing());
             return self.fail(&Answer::Lost { peer, cause });
         }
-        let late = self.members.values().any(|registered| registered.answer_by.is_over());
-        if late || self.deadline.is_over() && self.verdict.is_none() {
+        let late = self.members.values().find(|registered| registered.answer_by.is_over());
+        let late = late.map(|registered| registered.deadline_ms);
+        let own = u64::try_from(self.deadline.length().as_millis()).ok().filter(|_| self.deadline.is_over());
+        if let Some(after_ms) = late.or(own) {
             let size = self.size.as_ref().map_or(0, |(size, _)| *size);
             let waiting_for = format!("the arrival of {} (of a group of {size})", self.missing());
-            self.fail(&Answer::Late { waiting_for });
+            self.fail(&Answer::Late { waiting_for, after_ms });
         }
     }
 

@@ -1,9 +1,10 @@
-use std::{io::Write, net::TcpStream};
+use std::io::Write;
 
 use proptest::prelude::*;
 use rccl_core::Rank;
 
 use super::*;
+use crate::HostId;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -15,8 +16,6 @@ fn member(rank: u32) -> Member {
     let addresses = vec!["127.0.0.1:1".parse().unwrap()];
     Member::this(Rank(rank), Some(HostId([7; 16])), addresses, vec![rank as u8; 3]).unwrap()
 }
-
-use crate::HostId;
 
 type Met = Result<(Vec<Member>, [u8; 32])>;
 
@@ -46,19 +45,24 @@ fn everyone_gets_the_same_table() {
 #[test]
 fn the_missing_ranks_are_named() {
     let (_root, id) = Root::start(&options()).unwrap();
-    for error in errors(&id, &[(0, 6), (2, 6)], Duration::from_millis(60)) {
-        assert_eq!(error, "the arrival of ranks 1, 3-5 (of a group of 6) did not happen within 60ms");
-    }
-    // Whoever comes later learns it too.
-    let late = errors(&id, &[(1, 6)], LONG);
-    assert!(late[0].contains("the arrival of ranks 1, 3-5"), "{late:?}");
+    // The root reads in order of arrival, so rank 2 is there when rank 0 comes.
+    let mut early = introduce(&id, 6, member(2), &Deadline::after(LONG)).unwrap();
+    let brief = errors(&id, &[(0, 6)], Duration::from_millis(30)).remove(0);
+    assert_eq!(brief, "the arrival of ranks 1, 3-5 (of a group of 6) did not happen within 30ms");
+    // Who would have waited longer, and who comes later, learn the same.
+    assert_eq!(answer(&mut early, 6, &Deadline::after(LONG)).unwrap_err().to_string(), brief);
+    assert_eq!(errors(&id, &[(1, 6)], LONG), [brief]);
 }
 
 #[test]
 fn the_roots_own_deadline_counts_too() {
-    let brief = RootOptions { deadline: Duration::from_millis(30), ..options() };
-    let (_root, id) = Root::start(&brief).unwrap();
-    let error = errors(&id, &[(1, 2)], LONG).remove(0);
+    // A root may be over before anyone comes; then a longer one is tried.
+    let error = [30, 300, 3000, 30_000].into_iter().map(|ms| {
+        let brief = RootOptions { deadline: Duration::from_millis(ms), ..options() };
+        let (_root, id) = Root::start(&brief).unwrap();
+        errors(&id, &[(1, 2)], LONG).remove(0)
+    });
+    let error = error.into_iter().find(|error| !error.contains("connection to the root")).unwrap();
     assert!(error.starts_with("the arrival of rank 0 (of a group of 2)"), "{error}");
 }
 
@@ -92,10 +96,17 @@ fn a_wrong_secret_is_refused_and_disturbs_nobody() {
     assert_eq!(root.strangers(), id.addresses().len() as u64);
 }
 
+fn wait_for_strangers(root: &Root, count: u64) {
+    let deadline = Deadline::after(LONG);
+    while root.strangers() < count {
+        deadline.check("the strangers").unwrap();
+        wait(&mut [], &Deadline::after(Duration::from_millis(1))).unwrap();
+    }
+}
+
 #[test]
 fn strangers_disturb_nobody() {
-    let patience = Duration::from_millis(100);
-    let (root, id) = Root::start(&RootOptions { patience, ..options() }).unwrap();
+    let (root, id) = Root::start(&options()).unwrap();
     let address = id.addresses()[0];
     let _silent = TcpStream::connect(address).unwrap();
     TcpStream::connect(address).unwrap().write_all(&[b'x'; 5000]).unwrap();
@@ -106,12 +117,16 @@ fn strangers_disturb_nobody() {
     let (mut nonsense, mut endless, _mute) = (guest(), guest(), guest());
     nonsense.write_all(&[3, 0, 0, 0, 1, 2, 3]).unwrap();
     endless.write_all(&u32::MAX.to_le_bytes()).unwrap();
-    let deadline = Deadline::after(LONG);
-    while root.strangers() < 6 {
-        deadline.check("six strangers").unwrap();
-        wait(&mut [], &Deadline::after(Duration::from_millis(1))).unwrap();
-    }
+    wait_for_strangers(&root, 3);
     assert!(meet_all(&id, &[(0, 2), (1, 2)], LONG).iter().all(Result::is_ok));
+}
+
+#[test]
+fn patience_ends() {
+    let patience = Duration::from_millis(1);
+    let (root, id) = Root::start(&RootOptions { patience, ..options() }).unwrap();
+    let _silent = TcpStream::connect(id.addresses()[0]).unwrap();
+    wait_for_strangers(&root, 1);
 }
 
 #[test]
@@ -126,26 +141,16 @@ fn a_root_that_is_gone_is_told_at_once() {
 #[test]
 fn a_dropped_root_tells_those_who_wait() {
     let (root, id) = Root::start(&options()).unwrap();
-    let mut waiting = reach(&id, &Deadline::after(LONG)).unwrap();
-    let registration = Registration { size: 2, answer_within_ms: 60_000, member: member(1) };
-    assert!(FrameWriter::new(&registration.encode()).advance(&mut waiting).unwrap());
+    let mut waiting = introduce(&id, 2, member(1), &Deadline::after(LONG)).unwrap();
     drop(root);
-    // The introduction may or may not have been read: it is either answered or the connection closed.
-    waiting.set_nonblocking(false).unwrap();
-    match FrameReader::new(1000).advance(&mut waiting) {
-        Ok(Some(frame)) => assert!(matches!(Answer::decode(&frame).unwrap(), Answer::Lost { .. })),
-        Ok(None) => panic!("a blocking stream would not block"),
-        Err(_) => {}
-    }
+    let error = answer(&mut waiting, 2, &Deadline::after(LONG)).unwrap_err().to_string();
+    assert!(error.starts_with("connection to the root of the group lost"), "{error}");
 }
 
 #[test]
 fn a_member_that_goes_away_ends_the_gathering() {
     let (_root, id) = Root::start(&options()).unwrap();
-    let mut leaving = reach(&id, &Deadline::after(LONG)).unwrap();
-    let registration = Registration { size: 3, answer_within_ms: 60_000, member: member(2) };
-    assert!(FrameWriter::new(&registration.encode()).advance(&mut leaving).unwrap());
-    drop(leaving);
+    drop(introduce(&id, 3, member(2), &Deadline::after(LONG)).unwrap());
     let error = errors(&id, &[(0, 3)], LONG).remove(0);
     assert!(error.starts_with("connection to rank 2 (process"), "{error}");
     assert!(error.contains("while the group waited for"), "{error}");
@@ -192,7 +197,7 @@ fn answers_come_back() {
     let text = String::from;
     for answer in [
         Answer::Table { nonce: [9; 32], members: vec![member(0), member(1)] },
-        Answer::Late { waiting_for: text("rank 1") },
+        Answer::Late { waiting_for: text("rank 1"), after_ms: 5 },
         Answer::Refused { peer: text("rank 1"), reason: text("so") },
         Answer::Lost { peer: text("rank 1"), cause: text("so") },
     ] {

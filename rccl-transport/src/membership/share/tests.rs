@@ -130,6 +130,13 @@ fn the_variable_must_name_a_directory() {
 }
 
 #[test]
+fn a_socket_that_is_not_there_is_explained() {
+    let secret = Secret::random().unwrap();
+    let error = take(&random_name().unwrap(), &secret, Rank(0), &deadline()).unwrap_err();
+    assert!(error.contains("Connection refused") && error.contains("another network namespace?"), "{error}");
+}
+
+#[test]
 fn another_file_and_a_strange_name_are_noticed() {
     let shared = identify(memfd(1)).unwrap();
     assert!(verify(memfd(1), shared.device, shared.inode).unwrap_err().contains("another file"));
