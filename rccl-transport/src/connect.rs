@@ -5,7 +5,7 @@
 
 use std::{
     collections::VecDeque,
-    fmt::Write as _,
+    fmt::{self, Write as _},
     io,
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
@@ -19,7 +19,7 @@ use rustix::{
 };
 
 use crate::{
-    Error, Hello, PeerHello, Result,
+    Error, Hello, Result,
     deadline::{Deadline, wait},
     interface::with_scopes,
 };
@@ -73,7 +73,8 @@ fn socket_for(address: &SocketAddr) -> rustix::io::Result<std::os::fd::OwnedFd> 
 /// # Ok::<(), rccl_transport::Error>(())
 /// ```
 pub fn connect_any(addresses: &[SocketAddr], deadline: &Deadline) -> Result<(TcpStream, SocketAddr)> {
-    let connected = Race::new(addresses, Box::new(|_| Ok(None)))?.finish("a connection", deadline)?;
+    let connected =
+        Race::new("the peer", addresses, Box::new(|_| Ok(None)))?.finish("a connection", deadline)?;
     Ok((connected.stream, connected.address))
 }
 
@@ -85,12 +86,11 @@ pub(crate) type Greet = Box<dyn Fn(SocketAddr) -> Result<Option<Hello>> + Send>;
 pub(crate) struct Connected {
     pub(crate) stream: TcpStream,
     pub(crate) address: SocketAddr,
-    /// What the peer said; nothing where no hello was to be said.
-    pub(crate) payload: Vec<u8>,
 }
 
 /// Attempts to reach one peer at several addresses, polled.
 pub(crate) struct Race {
+    peer: String,
     greet: Greet,
     waiting: VecDeque<SocketAddr>,
     running: Vec<Attempt>,
@@ -107,10 +107,11 @@ struct Attempt {
 }
 
 impl Race {
-    /// Attempts at `addresses`, none of which has been started.
-    pub(crate) fn new(addresses: &[SocketAddr], greet: Greet) -> Result<Self> {
+    /// Attempts at the `addresses` of `peer`, none of which has been started.
+    pub(crate) fn new(peer: impl fmt::Display, addresses: &[SocketAddr], greet: Greet) -> Result<Self> {
         let waiting = with_scopes(addresses)?.into();
-        Ok(Self { greet, waiting, running: Vec::new(), failed: Vec::new(), last_start: None })
+        let peer = peer.to_string();
+        Ok(Self { peer, greet, waiting, running: Vec::new(), failed: Vec::new(), last_start: None })
     }
 
     /// Moves on as far as possible without blocking. `None`: wait for what [`Race::watch`] and [`Race::wake`] say.
@@ -122,10 +123,10 @@ impl Race {
             let mut index = 0;
             while index < self.running.len() {
                 match self.running[index].advance(&self.greet) {
-                    Ok(None) => index += 1,
-                    Ok(Some(payload)) => {
+                    Ok(false) => index += 1,
+                    Ok(true) => {
                         let Attempt { address, stream, .. } = self.running.swap_remove(index);
-                        return Ok(Some(Connected { stream, address, payload }));
+                        return Ok(Some(Connected { stream, address }));
                     }
                     Err(error) => {
                         let attempt = self.running.swap_remove(index);
@@ -190,7 +191,7 @@ impl Race {
 
     fn defeat(&self) -> Error {
         let refused = self.failed.iter().any(|(_, error)| matches!(error, Error::Refused { .. }));
-        let peer = "the peer".to_owned();
+        let peer = self.peer.clone();
         if refused {
             Error::Refused { peer, reason: self.status() }
         } else {
@@ -207,17 +208,17 @@ impl Race {
             if let Some(connected) = self.advance()? {
                 return Ok(connected);
             }
+            deadline.check(&format!("{what} ({})", self.status()))?;
             let mut descriptors = Vec::new();
             self.watch(&mut descriptors);
             let next = self.wake().map_or(*deadline, |left| deadline.at_most(left));
             wait(&mut descriptors, &next)?;
-            deadline.check(&format!("{what} ({})", self.status()))?;
         }
     }
 }
 
-impl std::fmt::Debug for Race {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Race {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Race({})", self.status())
     }
 }
@@ -234,19 +235,19 @@ impl Attempt {
         Ok(Self { address, stream: socket.into(), hello: None })
     }
 
-    /// What the peer said, once it has; nothing where no hello is to be said.
-    fn advance(&mut self, greet: &Greet) -> Result<Option<Vec<u8>>> {
+    /// Whether the connection stands and the hello, if one is to be said, has been said.
+    fn advance(&mut self, greet: &Greet) -> Result<bool> {
         if self.hello.is_none() {
             if !self.is_connected()? {
-                return Ok(None);
+                return Ok(false);
             }
             match greet(self.address)? {
-                None => return Ok(Some(Vec::new())),
+                None => return Ok(true),
                 Some(hello) => self.hello = Some(hello),
             }
         }
-        let Some(hello) = &mut self.hello else { return Ok(None) };
-        Ok(hello.advance(&mut self.stream)?.map(|PeerHello { payload }| payload))
+        let Some(hello) = &mut self.hello else { return Ok(false) };
+        Ok(hello.advance(&mut self.stream)?.is_some())
     }
 
     fn is_connected(&self) -> Result<bool> {
@@ -329,8 +330,10 @@ mod tests {
         let greet: Greet = Box::new(move |address| {
             Ok(Some(Hello::initiate(&secret, Purpose::Control, b"me")?.with_peer(address)))
         });
-        let connected =
-            Race::new(&[first, second], greet).unwrap().finish("a hello", &Deadline::after(LONG)).unwrap();
+        let connected = Race::new("rank 1", &[first, second], greet)
+            .unwrap()
+            .finish("a hello", &Deadline::after(LONG))
+            .unwrap();
         assert_eq!(connected.address, second);
         assert_eq!(right.join().unwrap().unwrap(), b"me");
         assert!(matches!(wrong.join().unwrap(), Err(Error::Refused { .. })));
