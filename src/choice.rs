@@ -37,7 +37,7 @@ impl Thresholds {
             _ => 1,
         };
         let message = rccl_core::split::segments(bytes(request), spread * PIPELINE_DEPTH);
-        let segment = message.clamp(MIN_SEGMENT_BYTES, self.slot_bytes).min(self.slot_bytes);
+        let segment = message.max(MIN_SEGMENT_BYTES).min(self.slot_bytes);
         // A power of two, so that segments keep whatever alignment their part has.
         let segment = 1 << segment.max(8).ilog2();
         rccl_core::split::elements(segment, request.data_type)

@@ -36,7 +36,7 @@ pub use communicator::{Communicator, Description, Pending, Registered, Scope};
 pub use error::{Error, Result};
 pub use options::{Options, TransportChoice};
 pub use rccl_core::{Algorithm, Collective, DataType, Element, Rank, ReduceOp, Request, Scalar};
-pub use rccl_transport::{Root, UniqueId};
+pub use rccl_transport::{Root, RootOptions, UniqueId, interface::Choice as Interfaces};
 
 /// The version of this library.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use rccl_core::Algorithm;
+use rccl_transport::{RootOptions, interface::Choice};
 
 use crate::{Error, Result, choice::Thresholds};
 
@@ -68,6 +69,9 @@ pub struct Options {
     pub deadline: Duration,
     /// How long a rank may show no sign of life. Variable `RCCL_HEARTBEAT_S`.
     pub heartbeat: Duration,
+    /// The interfaces on which ranks can be reached. Variables `RCCL_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME` and
+    /// `NCCL_SOCKET_FAMILY`. May differ between ranks.
+    pub interfaces: Choice,
     /// Sockets of a TCP channel, 1 to 16. Variable `RCCL_TCP_SOCKETS`.
     pub tcp_sockets: u32,
 }
@@ -83,6 +87,7 @@ impl Default for Options {
             init_timeout: Duration::from_secs(120),
             deadline: Duration::from_secs(600),
             heartbeat: Duration::from_secs(30),
+            interfaces: Choice::any(),
             tcp_sockets: 1,
         }
     }
@@ -94,7 +99,7 @@ impl Options {
     /// # Errors
     /// A variable whose value makes no sense, by name.
     pub fn from_env() -> Result<Self> {
-        let mut options = Self::default();
+        let mut options = Self { interfaces: Choice::from_env()?, ..Self::default() };
         if variable::<u32>("NCCL_SHM_DISABLE")?.is_some_and(|value| value != 0) {
             options.transport = TransportChoice::Tcp;
         }
@@ -146,6 +151,12 @@ impl Options {
             return argument("Options", "deadline, heartbeat and init_timeout must be longer than 0");
         }
         Ok(())
+    }
+
+    /// How the root of a group with these options serves it.
+    #[must_use]
+    pub fn root(&self) -> RootOptions {
+        RootOptions { deadline: self.init_timeout, choice: self.interfaces.clone(), ..RootOptions::default() }
     }
 
     /// Data bytes of a slot in a group of `size` ranks.

@@ -86,13 +86,14 @@ impl State {
         self.left[rank.index()].load(Ordering::Acquire)
     }
 
-    /// Records the beginning of a collective.
+    /// Records the beginning of a collective, and gives its number.
     #[inline]
-    pub(crate) fn begin(&self, label: &[u8; LABEL_BYTES]) {
+    pub(crate) fn begin(&self, label: &[u8; LABEL_BYTES]) -> u64 {
         let mut labels = self.labels.lock();
         let number = self.calls.load(Ordering::Relaxed);
         labels[(number % HISTORY as u64) as usize] = *label;
         self.calls.store(number + 1, Ordering::Release);
+        number
     }
 
     /// The number and label of the collective begun last.

@@ -235,7 +235,7 @@ fn half() -> half::f16 {
 
 #[test]
 fn different_options_are_refused_at_creation() {
-    let (_root, id) = rccl::Root::start(&rccl_transport::JoinOptions::default()).unwrap();
+    let (_root, id) = rccl::Root::start(&rccl::RootOptions::default()).unwrap();
     let errors: Vec<String> = std::thread::scope(|threads| {
         let ranks: Vec<_> = [4, 8]
             .into_iter()
@@ -281,7 +281,8 @@ fn a_deadline_names_the_rank_that_is_waited_for() {
     common::group(2, &options, |communicator| {
         if communicator.rank() == 1 {
             wait.lock().unwrap().recv().unwrap();
-            let error = communicator.barrier().unwrap_err();
+            // What rank 0 had sent before it gave up may still be enough for a call.
+            let error = (0..1000).find_map(|_| communicator.barrier().err()).unwrap();
             assert!(error.to_string().contains("rank 0 failed"), "{error}");
         } else {
             let error = communicator.barrier().unwrap_err();

@@ -56,7 +56,7 @@ fn reduced(request: &Request, algorithm: Algorithm, inputs: &[Vec<u8>], rank: u3
     let op = request.op.unwrap();
     match request.collective {
         Collective::AllReduce => oracle::all_reduce(algorithm, request.data_type, op, &inputs),
-        _ => oracle::reduce_scatter(algorithm, request.data_type, op, &inputs, Rank(rank)),
+        _ => oracle::reduce_scatter(algorithm, request.data_type, op, &inputs).swap_remove(rank as usize),
     }
 }
 

@@ -3,7 +3,6 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock, Weak, atomic::AtomicUsize},
-    time::Instant,
 };
 
 use parking_lot::Mutex;
@@ -11,6 +10,8 @@ use rccl_core::{Group, Rank, plan::Station};
 use rccl_transport::{
     JoinOptions, Membership, Root, UniqueId,
     channel::{Address, Connecting, Listener, RecvChannel, SendChannel, Transport},
+    deadline::Deadline,
+    interface::Choice,
     station::{Arena, Layout, Publisher, Reader, Sizes},
     tcp,
 };
@@ -81,8 +82,12 @@ impl Communicator {
     pub fn create(id: &UniqueId, rank: u32, size: u32, options: &Options) -> Result<Self> {
         options.check()?;
         let group = Group::new(size, rank)?;
-        let deadline = Instant::now() + options.init_timeout;
-        let join = JoinOptions { deadline: options.init_timeout, ..JoinOptions::default() };
+        let deadline = Deadline::after(options.init_timeout);
+        let join = JoinOptions {
+            deadline: options.init_timeout,
+            choice: options.interfaces.clone(),
+            ..JoinOptions::default()
+        };
         let payload = agreed(options, size).join("\n").into_bytes();
         let membership = rccl_transport::join(id, group, payload, &join)?;
         Creation { group, options, membership, deadline }.finish()
@@ -95,7 +100,8 @@ impl Communicator {
     /// As [`Communicator::create`].
     pub fn local(size: u32, options: &Options) -> Result<Vec<Self>> {
         Group::new(size, 0)?;
-        let (root, id) = Root::start(&JoinOptions { deadline: options.init_timeout, ..JoinOptions::default() })?;
+        let options = &Options { interfaces: Choice::loopback(), ..options.clone() };
+        let (root, id) = Root::start(&options.root())?;
         let created = std::thread::scope(|threads| {
             let ranks: Vec<_> = (0..size)
                 .map(|rank| {
@@ -128,15 +134,14 @@ impl Communicator {
             .collect();
         members.sort_unstable();
         let leads = members.first().is_some_and(|&(_, rank)| rank == self.rank());
-        let join = JoinOptions { deadline: options.init_timeout, ..JoinOptions::default() };
-        let root = if leads { Some(Root::start(&join)?) } else { None };
-        let id = root.as_ref().map_or([0; UniqueId::LEN], |(_, id)| id.to_bytes());
-        let mut ids = vec![0_u8; UniqueId::LEN * self.size() as usize];
+        let root = if leads { Some(Root::start(&options.root())?) } else { None };
+        let id = root.as_ref().map_or([0; UniqueId::BYTES], |(_, id)| id.to_bytes());
+        let mut ids = vec![0_u8; UniqueId::BYTES * self.size() as usize];
         self.all_gather(&id, &mut ids)?;
         let Some(&(_, leader)) = members.first() else { return Ok(None) };
         let rank = members.iter().position(|&(_, rank)| rank == self.rank());
-        let start = leader as usize * UniqueId::LEN;
-        let id = UniqueId::from_bytes(&ids[start..start + UniqueId::LEN])?;
+        let (ids, _) = ids.as_chunks::<{ UniqueId::BYTES }>();
+        let id = UniqueId::from_bytes(&ids[leader as usize])?;
         Self::create(&id, rank.unwrap_or(0) as u32, members.len() as u32, options).map(Some)
     }
 }
@@ -146,7 +151,7 @@ struct Creation<'a> {
     group: Group,
     options: &'a Options,
     membership: Membership,
-    deadline: Instant,
+    deadline: Deadline,
 }
 
 impl Creation<'_> {
@@ -241,20 +246,19 @@ impl Creation<'_> {
         let sizes = Sizes { slots: self.options.slots, slot_bytes: self.options.slot_bytes(size) };
         let layout = Layout { group_size: size, residents: residents.to_vec(), sizes };
         let leads = residents[0] == self.group.rank();
+        let file = if leads { Some(Arena::create(&layout)?) } else { None };
+        let file = match file {
+            Some(file) if residents.len() == 1 => file,
+            file => self.membership.share_file(residents[0], residents, file, &self.deadline)?.file,
+        };
+        let arena = Arena::open(&file, layout)?;
         let nonce = if leads { random_nonce()? } else { [0; 2] };
+        if leads {
+            arena.mark(nonce);
+        }
         let nonces = self.all_gather(&nonce.map(u64::to_le_bytes).concat())?;
-        if residents.len() == 1 {
-            return Ok(Arena::create(layout, nonce)?.1);
-        }
-        let nonce = nonce_from(&nonces[residents[0].index()]);
-        let made = if leads { Some(Arena::create(layout.clone(), nonce)?) } else { None };
-        let (file, arena) = made.map_or((None, None), |(file, arena)| (Some(file), Some(arena)));
-        let left = self.time_left();
-        let file = self.membership.share_file(residents[0], residents, file, left)?;
-        match arena {
-            Some(arena) => Ok(arena),
-            None => Ok(Arena::open(&file, layout, nonce)?),
-        }
+        arena.verify(nonce_from(&nonces[residents[0].index()]))?;
+        Ok(arena)
     }
 
     /// Connects the stations whose other end lives on another host: two channels each way for every such rank.
@@ -266,7 +270,8 @@ impl Creation<'_> {
             return Ok(channels);
         }
         let me = self.group.rank();
-        let tcp_options = tcp::Options { sockets: self.options.tcp_sockets as usize, ..tcp::Options::from_env()? };
+        let addresses = self.options.interfaces.addresses()?;
+        let tcp_options = tcp::Options::new(addresses).with_sockets(self.options.tcp_sockets as usize);
         let transport = tcp::Transport::new(tcp_options, self.membership.secret.clone())?;
         let mut listening = Vec::new();
         let mut addresses = Vec::new();
@@ -288,7 +293,7 @@ impl Creation<'_> {
             let before = listening.len() + connecting.len();
             listening = poll_all(listening, &mut channels.readers, |listener| listener.poll_accept())?;
             connecting = poll_all(connecting, &mut channels.publishers, |attempt| attempt.poll())?;
-            if Instant::now() > self.deadline {
+            if self.deadline.is_over() {
                 return Err(self.missing_channels(&listening, &connecting));
             }
             if listening.len() + connecting.len() == before {
@@ -314,12 +319,7 @@ impl Creation<'_> {
     }
 
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let left = self.time_left();
-        Ok(self.membership.all_gather(bytes, left)?)
-    }
-
-    fn time_left(&self) -> std::time::Duration {
-        self.deadline.saturating_duration_since(Instant::now())
+        Ok(self.membership.all_gather(bytes, &self.deadline)?)
     }
 }
 

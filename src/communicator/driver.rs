@@ -74,12 +74,18 @@ impl Driver {
         Ok(program)
     }
 
-    /// A run of `program`.
+    /// Begins a run of `program`, the next call of this rank.
     ///
     /// # Safety
     /// As [`Run::new`].
-    pub(crate) unsafe fn run(&mut self, program: &Arc<Program>, input: *const u8, output: *mut u8) -> Run {
-        match self.spare.take() {
+    pub(crate) unsafe fn begin(
+        &mut self,
+        state: &State,
+        program: &Arc<Program>,
+        input: *const u8,
+        output: *mut u8,
+    ) -> Run {
+        let mut run = match self.spare.take() {
             Some(mut run) => {
                 // SAFETY: passed on to the caller.
                 unsafe { run.reuse(program, input, output) };
@@ -87,7 +93,11 @@ impl Driver {
             }
             // SAFETY: passed on to the caller.
             None => unsafe { Run::new(Arc::clone(program), input, output) },
+        };
+        if program.is_collective() {
+            run.number(state.begin(program.label_text()));
         }
+        run
     }
 
     /// Keeps the room of a run that has ended.
@@ -99,7 +109,7 @@ impl Driver {
     pub(crate) fn finish(&mut self, run: &mut Run, state: &State, seat: &Seat) -> Result<()> {
         let mut wait = Wait::default();
         loop {
-            match run.advance(&mut self.ports)? {
+            match run.advance(&mut self.ports).map_err(|fault| fault.explain(state))? {
                 Advance::Done => return Ok(()),
                 Advance::Moved => wait.moved(),
                 Advance::Blocked => self.wait(run, &mut wait, state, seat)?,
@@ -136,7 +146,7 @@ impl Driver {
             found = run.advance(&mut self.ports);
             !matches!(found, Ok(Advance::Blocked)) || state.cause().is_some()
         });
-        if found? == Advance::Moved {
+        if found.map_err(|fault| fault.explain(state))? == Advance::Moved {
             wait.moved();
         }
         Ok(())
@@ -179,7 +189,7 @@ impl Driver {
     /// One look at a run that nobody waits for; the engine's part. `wait` carries its clocks from look to look.
     pub(crate) fn look(&mut self, run: &mut Run, wait: &mut Wait, state: &State, seat: &Seat) -> Result<Advance> {
         state.check()?;
-        let found = run.advance(&mut self.ports)?;
+        let found = run.advance(&mut self.ports).map_err(|fault| fault.explain(state))?;
         match found {
             Advance::Moved => wait.moved(),
             Advance::Blocked => {

@@ -106,11 +106,8 @@ impl Communicator {
         let mut driver = inner.driver.lock();
         let program = driver.program(request)?;
         inner.finish_jobs(&mut driver)?;
-        if program.is_collective() {
-            inner.state.begin(program.label_text());
-        }
         // SAFETY: the caller's promise covers the whole call, and the run is done or recycled when it ends.
-        let mut run = unsafe { driver.run(&program, input, output) };
+        let mut run = unsafe { driver.begin(&inner.state, &program, input, output) };
         let result = driver.finish(&mut run, &inner.state, inner.seat());
         driver.recycle(run);
         result.map_err(|error| inner.poison(error))
@@ -270,11 +267,8 @@ impl Inner {
             let program = self.check().and_then(|()| driver.program(&job.request));
             match program {
                 Ok(program) => {
-                    if program.is_collective() {
-                        self.state.begin(program.label_text());
-                    }
                     // SAFETY: whoever queued the job promised to leave its memory alone until it has ended.
-                    let run = unsafe { driver.run(&program, job.input, job.output) };
+                    let run = unsafe { driver.begin(&self.state, &program, job.input, job.output) };
                     *running = Some((job, run, Wait::default()));
                 }
                 Err(error) => {

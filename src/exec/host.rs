@@ -1,10 +1,13 @@
 use std::sync::Arc;
 
 use rccl_core::{Progress, Rank, plan::Buffer};
-use rccl_transport::reduce::{self, Source, Target};
+use rccl_transport::{
+    reduce::{self, Source, Target},
+    station::{LABEL_BYTES, Origin, StationError},
+};
 
 use super::{Ports, Program, program::HostOperand, program::HostStep};
-use crate::{Error, Result, call::Call};
+use crate::{Error, call::Call, state::State};
 
 /// One call being carried out by the processor. Nothing here waits: whoever drives it decides when to look again.
 #[derive(Debug)]
@@ -13,6 +16,8 @@ pub(crate) struct Run {
     progress: Progress,
     input: *const u8,
     output: *mut u8,
+    /// The number of the call, for those who wonder where a message comes from.
+    call: u64,
     scratch: Vec<u8>,
     /// Kept between steps for their room.
     sources: Vec<Source>,
@@ -22,6 +27,47 @@ pub(crate) struct Run {
 // SAFETY: the pointers are to buffers that the caller of the erased entry promised to leave alone until the call has ended,
 // from whatever thread it is driven.
 unsafe impl Send for Run {}
+
+/// Why a run cannot go on.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// A channel to another host failed.
+    Station(StationError),
+    /// A peer's message belongs to another call.
+    Mismatch {
+        /// This rank.
+        me: Rank,
+        /// The call that this rank is in.
+        ours: [u8; LABEL_BYTES],
+        /// The peer.
+        peer: Rank,
+        /// What the peer's message belongs to.
+        theirs: Origin,
+    },
+}
+
+impl From<StationError> for Fault {
+    fn from(error: StationError) -> Self {
+        Self::Station(error)
+    }
+}
+
+impl Fault {
+    /// The error for the caller. Where the peer's message belongs to an earlier call than ours, that is the call in which
+    /// the two went apart, if it differs.
+    pub(crate) fn explain(self, state: &State) -> Error {
+        match self {
+            Self::Station(error) => error.into(),
+            Self::Mismatch { me, ours, peer, theirs } => {
+                let then = state.call(theirs.number).filter(|then| *then != theirs.text);
+                let calls = [Call::describe(&then.unwrap_or(ours)), Call::describe(&theirs.text)];
+                Error::Mismatch { ranks: [me.0, peer.0], calls }
+            }
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, Fault>;
 
 /// What a look at a run brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +81,9 @@ pub(crate) enum Advance {
 }
 
 impl Run {
+    /// The number of calls that are not counted, because not all ranks make them.
+    pub(crate) const NO_CALL: u64 = u64::MAX;
+
     /// A run that has not begun.
     ///
     /// # Safety
@@ -43,6 +92,7 @@ impl Run {
     pub(crate) unsafe fn new(program: Arc<Program>, input: *const u8, output: *mut u8) -> Self {
         let mut run = Self {
             progress: Progress::default(),
+            call: Self::NO_CALL,
             scratch: Vec::new(),
             sources: Vec::new(),
             targets: Vec::new(),
@@ -62,7 +112,7 @@ impl Run {
         if !Arc::ptr_eq(&self.program, program) {
             self.program = Arc::clone(program);
         }
-        (self.input, self.output) = (input, output);
+        (self.input, self.output, self.call) = (input, output, Self::NO_CALL);
         self.restart();
     }
 
@@ -72,6 +122,11 @@ impl Run {
         if self.scratch.len() < scratch {
             self.scratch.resize(scratch, 0);
         }
+    }
+
+    /// Tells the run which call it is.
+    pub(crate) const fn number(&mut self, call: u64) {
+        self.call = call;
     }
 
     /// The program being run.
@@ -116,7 +171,7 @@ impl Run {
         for target in &host.targets {
             if let HostOperand::Slot { port } = *target {
                 let publisher = ports.publishers[port].as_mut().expect("a plan's stations exist");
-                publisher.publish(&host.label, elements * program.element_bytes)?;
+                publisher.publish(&host.label, self.call, elements * program.element_bytes)?;
             }
         }
         for source in &host.sources {
@@ -218,11 +273,7 @@ impl Run {
     }
 }
 
-/// The error for a message that belongs to another call than ours.
-fn mismatch(ports: &Ports, port: usize, host: &HostStep, me: Rank) -> Error {
-    let theirs = ports.readers[port].as_ref().map(|reader| Call::describe(&reader.label()));
-    Error::Mismatch {
-        ranks: [me.0, ports.publisher_of(port).0],
-        calls: [Call::describe(&host.label.text), theirs.unwrap_or_default()],
-    }
+fn mismatch(ports: &Ports, port: usize, host: &HostStep, me: Rank) -> Fault {
+    let theirs = ports.readers[port].as_ref().expect("a plan's stations exist").origin();
+    Fault::Mismatch { me, ours: host.label.text, peer: ports.publisher_of(port), theirs }
 }

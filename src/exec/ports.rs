@@ -1,9 +1,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use rccl_core::{Group, Rank, plan::Station};
-use rccl_transport::station::{Doorbell, Publisher, Reader};
-
-use crate::Result;
+use rccl_transport::station::{Doorbell, Publisher, Reader, StationError};
 
 /// One rank's ends of all stations it touches.
 #[derive(Debug)]
@@ -99,7 +97,7 @@ impl Ports {
     }
 
     /// Moves bytes of messages that are published but not yet handed over to other hosts. True if none are left.
-    pub(crate) fn drive(&mut self) -> Result<bool> {
+    pub(crate) fn drive(&mut self) -> Result<bool, StationError> {
         if !self.remote {
             return Ok(true);
         }

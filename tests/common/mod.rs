@@ -1,9 +1,10 @@
-//! What the integration tests share.
+//! What the integration tests share. Not every test uses all of it.
+#![allow(dead_code, reason = "compiled into each test")]
 
 use rccl::{Algorithm, Communicator, Options, TransportChoice};
 
 /// Runs `body` for every rank of a new group, each on a thread of its own, and gives what they return, in rank order.
-pub fn group<R: Send>(size: u32, options: &Options, body: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
+pub(crate) fn group<R: Send>(size: u32, options: &Options, body: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
     let communicators = Communicator::local(size, options).expect("the group forms");
     std::thread::scope(|threads| {
         let body = &body;
@@ -17,7 +18,7 @@ pub fn group<R: Send>(size: u32, options: &Options, body: impl Fn(&Communicator)
 }
 
 /// Options with a transport and an algorithm, and with deadlines that end a hanging test.
-pub fn options(transport: TransportChoice, algorithm: Option<Algorithm>) -> Options {
+pub(crate) fn options(transport: TransportChoice, algorithm: Option<Algorithm>) -> Options {
     Options {
         transport,
         algorithm,
@@ -28,7 +29,7 @@ pub fn options(transport: TransportChoice, algorithm: Option<Algorithm>) -> Opti
 }
 
 /// Reproducible bytes that look random (SplitMix64).
-pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed;
     let words = std::iter::repeat_with(|| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -35,12 +35,12 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Makes a new arena. The descriptor can be passed to the other ranks of the host; nothing remains in any file
-    /// system, and the memory is returned when the last mapping is gone. `nonce` lets them prove that they got this one.
+    /// Makes the file of a new arena, all zero. Its descriptor is passed to the other ranks of the host; nothing remains in
+    /// any file system, and the memory is returned when the last mapping is gone.
     ///
     /// # Errors
     /// [`Error::Io`] if the memory cannot be had.
-    pub fn create(layout: Layout, nonce: [u64; 2]) -> Result<(OwnedFd, Self)> {
+    pub fn create(layout: &Layout) -> Result<OwnedFd> {
         let len = layout.len_bytes();
         let file = rustix::fs::memfd_create("rccl-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|errno| Error::io("memfd_create of the station arena", errno))?;
@@ -49,38 +49,46 @@ impl Arena {
         // Nobody may cut the file short under a mapping: that would end in SIGBUS.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|errno| Error::io("fcntl(F_ADD_SEALS) of the station arena", errno))?;
-        let arena = Self::map(&file, layout)?;
-        let page = arena.page0();
-        page.len_bytes.store(len as u64, Ordering::Relaxed);
-        page.nonce[0].store(nonce[0], Ordering::Relaxed);
-        page.nonce[1].store(nonce[1], Ordering::Relaxed);
-        page.magic.store(MAGIC, Ordering::Release);
-        Ok((file, arena))
+        Ok(file)
     }
 
-    /// Maps an arena that another rank has made.
+    /// Maps the file of an arena.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the file is not the arena with this layout and nonce; [`Error::Io`] if it cannot be mapped.
-    pub fn open(file: impl AsFd, layout: Layout, nonce: [u64; 2]) -> Result<Self> {
-        let refused =
-            |reason: &str| Error::Refused { peer: "the station arena".into(), reason: reason.into() };
-        let stat =
-            rustix::fs::fstat(&file).map_err(|errno| Error::io("fstat of the station arena", errno))?;
+    /// [`Error::Refused`] if the file has not the layout's length; [`Error::Io`] if it cannot be mapped.
+    pub fn open(file: impl AsFd, layout: Layout) -> Result<Self> {
+        let stat = rustix::fs::fstat(&file).map_err(|errno| Error::io("fstat of the station arena", errno))?;
         if stat.st_size != layout.len_bytes() as i64 {
-            return Err(refused(&format!(
+            return Err(refused(format!(
                 "it has {} bytes instead of {}: the ranks disagree about its layout",
                 stat.st_size,
                 layout.len_bytes()
             )));
         }
-        let arena = Self::map(&file, layout)?;
-        let page = arena.page0();
+        Self::map(&file, layout)
+    }
+
+    /// Writes a nonce by which the other ranks can tell that they mapped this memory. Done by one rank, once.
+    pub fn mark(&self, nonce: [u64; 2]) {
+        let page = self.page0();
+        page.len_bytes.store(self.layout.len_bytes() as u64, Ordering::Relaxed);
+        page.nonce[0].store(nonce[0], Ordering::Relaxed);
+        page.nonce[1].store(nonce[1], Ordering::Relaxed);
+        page.magic.store(MAGIC, Ordering::Release);
+    }
+
+    /// Checks that this is the memory that was marked with `nonce`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if it is not.
+    pub fn verify(&self, nonce: [u64; 2]) -> Result<()> {
+        let page = self.page0();
+        let magic = page.magic.load(Ordering::Acquire);
         let found = [page.nonce[0].load(Ordering::Relaxed), page.nonce[1].load(Ordering::Relaxed)];
-        if page.magic.load(Ordering::Acquire) != MAGIC || found != nonce {
-            return Err(refused("its nonce is another: the descriptor leads to different memory"));
+        if magic != MAGIC || found != nonce {
+            return Err(refused("its nonce is another: the descriptor leads to different memory".to_owned()));
         }
-        Ok(arena)
+        Ok(())
     }
 
     fn map(file: impl AsFd, layout: Layout) -> Result<Self> {
@@ -123,6 +131,10 @@ impl Arena {
         // SAFETY: the mapping is at least a page long, page aligned, and lives as long as `self`; atomics may be shared.
         unsafe { self.region.start().cast::<Page0>().as_ref() }
     }
+}
+
+fn refused(reason: String) -> Error {
+    Error::Refused { peer: "the station arena".to_owned(), reason }
 }
 
 /// Page aligned zero bytes of this process alone.

@@ -10,7 +10,7 @@
 //! 0    sequence   u64  number of the message, from 1; written last, with release; the only word a local reader waits for
 //! 8    signature  u64  what the message belongs to; readers refuse another than their own
 //! 16   payload         of messages of at most 48 bytes: they fit one cache line, sequence and all
-//! 64   label           the call in full, 64 bytes, read only to explain a mismatch
+//! 64   origin          the call in full (56 bytes) and its number, read only to explain a mismatch
 //! 128  data            of longer messages
 //! ```
 //! Message `m` (from 0) lies in slot `m % slots`. Each reader counts the messages it has released in a word of its own;
@@ -50,7 +50,7 @@ type Result<T> = std::result::Result<T, StationError>;
 pub const INLINE_BYTES: usize = 48;
 
 /// Bytes of a [`Label`].
-pub const LABEL_BYTES: usize = 64;
+pub const LABEL_BYTES: usize = 56;
 
 /// Travels with every message, so that a reader that expected something else can say what it got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,9 +61,20 @@ pub struct Label {
     pub text: [u8; LABEL_BYTES],
 }
 
+/// Which of the publisher's calls a message belongs to, and the call in full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Origin {
+    /// The call in full, as in [`Label::text`].
+    pub text: [u8; LABEL_BYTES],
+    /// The call's number, as its publisher counts.
+    pub number: u64,
+}
+
 const SIGNATURE_AT: usize = 8;
 const INLINE_AT: usize = 16;
-const LABEL_AT: usize = 64;
+const ORIGIN_AT: usize = 64;
+const _: () = assert!(ORIGIN_AT + size_of::<Origin>() == SLOT_HEADER_BYTES);
 
 /// What travels over a channel: everything of a slot but the sequence number, which is local to a host.
 const WIRE_AT: usize = SIGNATURE_AT;

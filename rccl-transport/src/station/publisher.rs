@@ -3,7 +3,7 @@ use std::{os::fd::RawFd, ptr::NonNull, sync::atomic::Ordering};
 use rccl_core::{Rank, plan::Station};
 
 use super::{
-    Arena, LABEL_AT, Label, Result, SIGNATURE_AT, Slots, StationError, WIRE_AT, arena::Word, payload_at, wire_bytes,
+    Arena, Label, ORIGIN_AT, Origin, Result, SIGNATURE_AT, Slots, StationError, WIRE_AT, arena::Word, payload_at, wire_bytes,
 };
 use crate::channel::SendChannel;
 
@@ -79,7 +79,8 @@ impl Publisher {
         Ok(Some(self.slots.pointer(self.published, payload_at(len))))
     }
 
-    /// Publishes the slot that the last [`Publisher::claim`] gave, with a payload of `len` bytes.
+    /// Publishes the slot that the last [`Publisher::claim`] gave, with a payload of `len` bytes that belongs to call
+    /// `call`.
     ///
     /// # Errors
     /// Those of the channels to readers elsewhere.
@@ -87,13 +88,14 @@ impl Publisher {
     /// # Panics
     /// If no slot is free: it was not claimed.
     #[inline]
-    pub fn publish(&mut self, label: &Label, len: usize) -> Result<()> {
+    pub fn publish(&mut self, label: &Label, call: u64, len: usize) -> Result<()> {
         let number = self.published;
         assert!(number - self.released < u64::from(self.slots.sizes.slots), "publish without claim");
         // SAFETY: the slot is free (checked above), so no reader looks at it, and the field lies within its header.
         unsafe { self.slots.pointer(number, SIGNATURE_AT).cast::<u64>().write(label.signature) };
-        // SAFETY: as above; the label has its own 64 bytes of the header.
-        unsafe { self.slots.pointer(number, LABEL_AT).cast().write(label.text) };
+        let origin = Origin { text: label.text, number: call };
+        // SAFETY: as above; the origin has the second half of the header.
+        unsafe { self.slots.pointer(number, ORIGIN_AT).cast().write(origin) };
         self.slots.sequence(number).store(number + 1, Ordering::Release);
         self.published += 1;
         if !self.remote.is_empty() {

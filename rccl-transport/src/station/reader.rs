@@ -3,7 +3,8 @@ use std::{os::fd::RawFd, ptr::NonNull, sync::atomic::Ordering};
 use rccl_core::{Rank, plan::Station};
 
 use super::{
-    Arena, LABEL_AT, LABEL_BYTES, SIGNATURE_AT, Sizes, Slots, WIRE_AT, arena::Word, payload_at, wire_bytes,
+    Arena, ORIGIN_AT, Origin, Result, SIGNATURE_AT, Sizes, Slots, StationError, WIRE_AT, arena::Word, payload_at,
+    wire_bytes,
 };
 use crate::{
     Error,
@@ -97,11 +98,11 @@ impl Reader {
         Ok(Some(Message { payload, signature: found }))
     }
 
-    /// The label's text of the message that [`Reader::front`] gave.
+    /// Where the message comes from that [`Reader::front`] gave.
     #[must_use]
-    pub fn label(&self) -> [u8; LABEL_BYTES] {
+    pub fn origin(&self) -> Origin {
         // SAFETY: called for a message that has arrived and has not been released, so its header is stable.
-        unsafe { self.slots.pointer(self.released, LABEL_AT).cast().read() }
+        unsafe { self.slots.pointer(self.released, ORIGIN_AT).cast().read() }
     }
 
     /// Gives the slot of the front message back.
