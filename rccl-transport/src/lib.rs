@@ -5,6 +5,7 @@
 
 pub mod channel;
 mod error;
+pub mod reduce;
 pub mod region;
 
 pub use error::{Error, Result};
