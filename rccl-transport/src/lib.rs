@@ -17,6 +17,7 @@ mod member;
 pub mod membership;
 mod outbox;
 mod reception;
+pub mod reduce;
 pub mod region;
 pub mod rendezvous;
 pub mod secret;
