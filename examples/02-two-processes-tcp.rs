@@ -10,11 +10,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok(id) => rank(&id.parse()?, 1),
         Err(_) => {
             let (_root, id) = Root::start(&Default::default())?;
-            let mut second =
-                Command::new(std::env::current_exe()?).env("RCCL_ID", id.to_string()).spawn()?;
+            let mut second = Command::new(std::env::current_exe()?).env("RCCL_ID", id.to_string()).spawn()?;
             rank(&id, 0)?;
             let status = second.wait()?;
-            if status.success() { Ok(()) } else { Err(format!("the second process ended with {status}").into()) }
+            if status.success() {
+                Ok(())
+            } else {
+                Err(format!("the second process ended with {status}").into())
+            }
         }
     }
 }

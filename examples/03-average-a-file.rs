@@ -39,8 +39,13 @@ fn train(patients: &[Patient], all: usize, mut total: impl FnMut(&mut Vec<f64>))
 
 fn main() -> rccl::Result<()> {
     let data = linfa_datasets::diabetes();
-    let patients: Vec<Patient> =
-        data.records.rows().into_iter().zip(&data.targets).map(|(row, &target)| (row.to_vec(), target)).collect();
+    let patients: Vec<Patient> = data
+        .records
+        .rows()
+        .into_iter()
+        .zip(&data.targets)
+        .map(|(row, &target)| (row.to_vec(), target))
+        .collect();
     let serial = train(&patients, patients.len(), |_| ());
 
     let ranks = Communicator::local(RANKS as u32, &Options::from_env()?)?;

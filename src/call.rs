@@ -104,9 +104,9 @@ impl std::fmt::Display for Call {
 
 /// FNV-1a over the encoded call, finished by a mixer so that every bit counts.
 fn signature(bytes: &[u8; LABEL_BYTES]) -> u64 {
-    let hash = bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
     let hash = (hash ^ (hash >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     hash ^ (hash >> 32)
 }

@@ -54,7 +54,9 @@ pub enum Error {
         calls: [String; 2],
     },
     /// Ranks were created with options that must be equal and are not.
-    #[error("ranks 0 and {rank} were created with different options: {what} is {ours} on rank 0 and {theirs} on rank {rank}")]
+    #[error(
+        "ranks 0 and {rank} were created with different options: {what} is {ours} on rank 0 and {theirs} on rank {rank}"
+    )]
     Options {
         /// The rank that differs from rank 0.
         rank: u32,
@@ -90,7 +92,9 @@ pub enum Error {
         cause: String,
     },
     /// The communicator was made before `fork` and used in the child.
-    #[error("the communicator was created before fork() and cannot be used in the child process; create one there")]
+    #[error(
+        "the communicator was created before fork() and cannot be used in the child process; create one there"
+    )]
     Forked,
 }
 

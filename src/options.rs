@@ -141,7 +141,10 @@ impl Options {
         if !(1..=64).contains(&self.slots) {
             return argument("Options::slots", "a station has 1 to 64 slots");
         }
-        if self.slot_bytes.is_some_and(|bytes| !bytes.is_power_of_two() || !(4096..=64 << 20).contains(&bytes)) {
+        if self
+            .slot_bytes
+            .is_some_and(|bytes| !bytes.is_power_of_two() || !(4096..=64 << 20).contains(&bytes))
+        {
             return argument("Options::slot_bytes", "a slot has a power of two of bytes, 4096 to 67108864");
         }
         if !(1..=16).contains(&self.tcp_sockets) {

@@ -107,6 +107,7 @@ impl State {
     pub(crate) fn call(&self, number: u64) -> Option<[u8; LABEL_BYTES]> {
         let labels = self.labels.lock();
         let calls = self.calls.load(Ordering::Relaxed);
-        (number < calls && calls - number <= HISTORY as u64).then(|| labels[(number % HISTORY as u64) as usize])
+        (number < calls && calls - number <= HISTORY as u64)
+            .then(|| labels[(number % HISTORY as u64) as usize])
     }
 }

@@ -171,8 +171,10 @@ fn a_group_needs_sensible_numbers() {
     assert!(Communicator::local(1, &options).unwrap_err().to_string().contains("slots"));
 }
 
+type Call<'a> = &'a (dyn Fn(&Communicator) -> rccl::Result<()> + Sync);
+
 /// What both ranks say when they call different things.
-fn disagreement(calls: [&(dyn Fn(&Communicator) -> rccl::Result<()> + Sync); 2]) -> Vec<String> {
+fn disagreement(calls: [Call<'_>; 2]) -> Vec<String> {
     common::group(2, &defaults(), |communicator| {
         let mut result = calls[communicator.rank() as usize](communicator);
         // The rank that could complete its call learns of it with a later one.
@@ -189,9 +191,12 @@ fn disagreement(calls: [&(dyn Fn(&Communicator) -> rccl::Result<()> + Sync); 2])
 #[test]
 fn mismatched_calls_name_both_sides() {
     let sum = |count: usize| {
-        move |communicator: &Communicator| communicator.all_reduce_in_place(&mut vec![1_f32; count], ReduceOp::Sum)
+        move |communicator: &Communicator| {
+            communicator.all_reduce_in_place(&mut vec![1_f32; count], ReduceOp::Sum)
+        }
     };
-    for (left, right, words) in [(3, 4, ["of 3 float", "of 4 float"]), (3, 90_000, ["of 3 float", "of 90000 float"])]
+    for (left, right, words) in
+        [(3, 4, ["of 3 float", "of 4 float"]), (3, 90_000, ["of 3 float", "of 90000 float"])]
     {
         for error in disagreement([&sum(left), &sum(right)]) {
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
@@ -199,7 +204,8 @@ fn mismatched_calls_name_both_sides() {
     }
     let max = |communicator: &Communicator| communicator.all_reduce_in_place(&mut [1_f32; 3], ReduceOp::Max);
     let ints = |communicator: &Communicator| communicator.all_reduce_in_place(&mut [1_i32; 3], ReduceOp::Sum);
-    let root = |root: u32| move |communicator: &Communicator| communicator.broadcast_in_place(&mut [1_u8; 9], root);
+    let root =
+        |root: u32| move |communicator: &Communicator| communicator.broadcast_in_place(&mut [1_u8; 9], root);
     let gather = |communicator: &Communicator| communicator.all_gather(&[1_f32; 3], &mut [0.0; 6]);
     for error in disagreement([&sum(3), &max]) {
         assert!(error.contains("sum") && error.contains("max"), "{error}");
@@ -286,7 +292,10 @@ fn a_deadline_names_the_rank_that_is_waited_for() {
             assert!(error.to_string().contains("rank 0 failed"), "{error}");
         } else {
             let error = communicator.barrier().unwrap_err();
-            assert!(error.to_string().contains("did not complete within 300ms: it waits for rank 1"), "{error}");
+            assert!(
+                error.to_string().contains("did not complete within 300ms: it waits for rank 1"),
+                "{error}"
+            );
             reported.lock().unwrap().send(()).unwrap();
             // The other rank hears of it before this one leaves.
             assert!(communicator.async_error().is_some());

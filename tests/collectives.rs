@@ -36,7 +36,11 @@ fn run_and_compare(
     unsafe { communicator.run(request, mine.as_ptr(), output[64..].as_mut_ptr()) }.unwrap();
     let result = &output[64..64 + expected.len()];
     assert_eq!(oracle::wrong(request.data_type, result, &expected), 0, "{}", case());
-    assert!(output[..64].iter().chain(&output[64 + expected.len()..]).all(|&byte| byte == 0xa5), "{}", case());
+    assert!(
+        output[..64].iter().chain(&output[64 + expected.len()..]).all(|&byte| byte == 0xa5),
+        "{}",
+        case()
+    );
 
     let Some(offset) = request.in_place_offset(group) else { return };
     let offset = offset as usize * element;
@@ -46,7 +50,8 @@ fn run_and_compare(
     buffer[input_at..input_at + mine.len()].copy_from_slice(mine);
     let start = buffer.as_mut_ptr();
     // SAFETY: the buffer has the longer of the two lengths, and the parts lie as in place requires.
-    unsafe { communicator.run(request, start.wrapping_add(input_at), start.wrapping_add(output_at)) }.unwrap();
+    unsafe { communicator.run(request, start.wrapping_add(input_at), start.wrapping_add(output_at)) }
+        .unwrap();
     let result = &buffer[output_at..output_at + expected.len()];
     assert_eq!(oracle::wrong(request.data_type, result, &expected), 0, "in place: {}", case());
 }
@@ -72,7 +77,8 @@ fn all_reduce_and_reduce_scatter_match_the_oracle() {
                             reduced(&request, algorithm, inputs, rank)
                         });
                         let request = Request::reduce_scatter(count, DataType::Float, ReduceOp::Sum);
-                        let scatter = if algorithm == Algorithm::Ring { algorithm } else { Algorithm::Oneshot };
+                        let scatter =
+                            if algorithm == Algorithm::Ring { algorithm } else { Algorithm::Oneshot };
                         run_and_compare(communicator, &request, count, |inputs, rank| {
                             reduced(&request, scatter, inputs, rank)
                         });
@@ -174,8 +180,7 @@ fn sixteen_ranks_on_few_cores() {
 #[test]
 fn large_messages_pass_through_small_slots() {
     for transport in TRANSPORTS {
-        let options =
-            Options { slot_bytes: Some(4096), slots: 1, ..common::options(transport, None) };
+        let options = Options { slot_bytes: Some(4096), slots: 1, ..common::options(transport, None) };
         common::group(3, &options, |communicator| {
             for count in [1_000, 1_000_003] {
                 let request = Request::all_reduce(count, DataType::Bfloat16, ReduceOp::Avg);

@@ -25,10 +25,11 @@ fn main() -> ExitCode {
         return rank(&case);
     }
     let mut trials = Vec::new();
-    let mut trial = |name: String, body: fn(&str, TransportChoice) -> Result<(), Failed>, case: &str, transport| {
-        let case = case.to_owned();
-        trials.push(Trial::test(name, move || body(&case, transport)));
-    };
+    let mut trial =
+        |name: String, body: fn(&str, TransportChoice) -> Result<(), Failed>, case: &str, transport| {
+            let case = case.to_owned();
+            trials.push(Trial::test(name, move || body(&case, transport)));
+        };
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let name = transport.name();
         trial(format!("processes_agree_over_{name}"), processes_agree, "agree", transport);
@@ -71,7 +72,9 @@ impl Process {
     }
 
     fn line(&self, limit: Duration) -> Result<String, Failed> {
-        self.lines.recv_timeout(limit).map_err(|error| Failed::from(format!("no line within {limit:?}: {error}")))
+        self.lines
+            .recv_timeout(limit)
+            .map_err(|error| Failed::from(format!("no line within {limit:?}: {error}")))
     }
 
     fn expect(&self, wanted: &str) -> Result<(), Failed> {
@@ -93,13 +96,21 @@ impl Drop for Process {
 }
 
 /// Starts `size` ranks of one group; `host` names the host that a rank pretends to live on.
-fn start_group(case: &str, size: u32, transport: TransportChoice, host: fn(u32) -> &'static str) -> (Root, Vec<Process>) {
+fn start_group(
+    case: &str,
+    size: u32,
+    transport: TransportChoice,
+    host: fn(u32) -> &'static str,
+) -> (Root, Vec<Process>) {
     let (root, id) = Root::start(&RootOptions::default()).unwrap();
     let processes = (0..size)
         .map(|rank| {
             let (id, rank_text, size) = (id.to_string(), rank.to_string(), size.to_string());
-            let mut environment =
-                vec![("RCCL_TEST_ID", id.as_str()), ("RCCL_TEST_RANK", &rank_text), ("RCCL_TEST_SIZE", &size)];
+            let mut environment = vec![
+                ("RCCL_TEST_ID", id.as_str()),
+                ("RCCL_TEST_RANK", &rank_text),
+                ("RCCL_TEST_SIZE", &size),
+            ];
             if !host(rank).is_empty() {
                 environment.push(("RCCL_HOSTID", host(rank)));
             }
@@ -211,7 +222,8 @@ fn variable(name: &str) -> String {
 
 fn member(case: &str) -> rccl::Result<()> {
     let id: UniqueId = variable("RCCL_TEST_ID").parse().unwrap();
-    let (rank, size) = (variable("RCCL_TEST_RANK").parse().unwrap(), variable("RCCL_TEST_SIZE").parse().unwrap());
+    let (rank, size) =
+        (variable("RCCL_TEST_RANK").parse().unwrap(), variable("RCCL_TEST_SIZE").parse().unwrap());
     let options = Options {
         heartbeat: Duration::from_secs(2),
         deadline: Duration::from_secs(60),
@@ -278,7 +290,8 @@ fn fork_rules() -> rccl::Result<()> {
             let error = communicator.barrier().unwrap_err();
             text += if matches!(error, Error::Forked) { "refused " } else { "allowed " };
             communicator.abort();
-            text += if matches!(communicator.async_error(), Some(Error::Forked)) { "forked " } else { "alive " };
+            text +=
+                if matches!(communicator.async_error(), Some(Error::Forked)) { "forked " } else { "alive " };
         }
         drop(group);
         // The child may make communicators of its own.
@@ -337,7 +350,8 @@ fn leaks(rounds: usize, size: u32) -> rccl::Result<()> {
         after = holdings();
     }
     assert_eq!(after, before, "descriptors, arenas and threads before and after {rounds} groups of {size}");
-    let left: Vec<_> = std::fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.file_name()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().contains("rccl")), "{left:?}");
     Ok(())
 }

@@ -12,9 +12,12 @@ pub(crate) fn check(group: Group, request: &Request, input: *const u8, output: *
     let reads = request.root.is_none_or(|root| root == group.rank());
     let input_bytes = if reads { request.input_len(group) as usize * element } else { 0 };
     let output_bytes = request.output_len(group) as usize * element;
-    for (what, address, bytes) in [("input", input.addr(), input_bytes), ("output", output.addr(), output_bytes)] {
+    for (what, address, bytes) in
+        [("input", input.addr(), input_bytes), ("output", output.addr(), output_bytes)]
+    {
         if bytes > 0 && address == 0 {
-            let reason = format!("it is null, but {} reads or writes {bytes} bytes there", request.collective);
+            let reason =
+                format!("it is null, but {} reads or writes {bytes} bytes there", request.collective);
             return Err(Error::Argument { what, reason });
         }
     }

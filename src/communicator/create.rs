@@ -102,21 +102,30 @@ impl Communicator {
         Group::new(size, 0)?;
         let options = &Options { interfaces: Choice::loopback(), ..options.clone() };
         let (root, id) = Root::start(&options.root())?;
-        let created = std::thread::scope(|threads| {
-            let ranks: Vec<_> = (0..size)
-                .map(|rank| {
-                    let id = &id;
-                    threads.spawn(move || Self::create(id, rank, size, options))
-                })
-                .collect();
-            let created: Vec<Result<Self>> = ranks
-                .into_iter()
-                .map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect();
-            created
-        });
-        drop(root);
-        created.into_iter().collect()
+        let (tell, told) = crossbeam::channel::unbounded();
+        std::thread::scope(|threads| {
+            for rank in 0..size {
+                let (id, tell) = (&id, tell.clone());
+                // The channel outlives the scope, so telling succeeds.
+                threads.spawn(move || tell.send((rank, Self::create(id, rank, size, options))));
+            }
+            drop(tell);
+            let mut root = Some(root);
+            let mut failed = None;
+            let mut created = Vec::new();
+            for (rank, result) in told {
+                match result {
+                    Ok(communicator) => created.push((rank, communicator)),
+                    Err(error) => {
+                        // The first one to fail knows why. Without a root the others do not wait for it.
+                        drop(root.take());
+                        failed.get_or_insert(error);
+                    }
+                }
+            }
+            created.sort_unstable_by_key(|&(rank, _)| rank);
+            failed.map_or(Ok(created.into_iter().map(|(_, communicator)| communicator).collect()), Err)
+        })
     }
 
     /// Splits the group: ranks that give the same color form a new communicator, ordered by key, then by rank. A rank that
@@ -276,7 +285,9 @@ impl Creation<'_> {
         let mut listening = Vec::new();
         let mut addresses = Vec::new();
         for &peer in &elsewhere {
-            for station in [Station::Shared { publisher: peer }, Station::Pair { publisher: peer, reader: me }] {
+            for station in
+                [Station::Shared { publisher: peer }, Station::Pair { publisher: peer, reader: me }]
+            {
                 let end = transport.listen()?;
                 encode_address(peer, &station, &end.address(), &mut addresses);
                 listening.push(Channel { station, peer, end });
@@ -421,6 +432,7 @@ fn random_nonce() -> Result<[u64; 2]> {
 }
 
 fn nonce_from(bytes: &[u8]) -> [u64; 2] {
-    let word = |at: usize| bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let word =
+        |at: usize| bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes);
     [word(0), word(8)]
 }

@@ -187,7 +187,13 @@ impl Driver {
     }
 
     /// One look at a run that nobody waits for; the engine's part. `wait` carries its clocks from look to look.
-    pub(crate) fn look(&mut self, run: &mut Run, wait: &mut Wait, state: &State, seat: &Seat) -> Result<Advance> {
+    pub(crate) fn look(
+        &mut self,
+        run: &mut Run,
+        wait: &mut Wait,
+        state: &State,
+        seat: &Seat,
+    ) -> Result<Advance> {
         state.check()?;
         let found = run.advance(&mut self.ports).map_err(|fault| fault.explain(state))?;
         match found {

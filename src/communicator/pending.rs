@@ -202,7 +202,12 @@ impl<'env> Scope<'env> {
     ///
     /// # Errors
     /// As there, for what can be known at once.
-    pub fn all_reduce<T: Element>(&self, input: &'env [T], output: &'env mut [T], op: ReduceOp) -> Result<()> {
+    pub fn all_reduce<T: Element>(
+        &self,
+        input: &'env [T],
+        output: &'env mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
         let request = Request::all_reduce(input.len() as u64, T::DATA_TYPE, op);
         self.start(check(self.communicator, &request, input, output)?)
     }

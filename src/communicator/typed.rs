@@ -37,7 +37,9 @@ fn length(what: &'static str, request: &Request, found: usize, needed: u64) -> R
 /// The elements of one chunk of a buffer that holds one for each rank.
 fn chunk_len(collective: &str, len: usize, size: u32) -> Result<u64> {
     if !len.is_multiple_of(size as usize) {
-        let reason = format!("{collective} in place needs a multiple of {size} elements (one chunk a rank) and got {len}");
+        let reason = format!(
+            "{collective} in place needs a multiple of {size} elements (one chunk a rank) and got {len}"
+        );
         return Err(Error::Argument { what: "buffer", reason });
     }
     Ok(rccl_core::split::share(len as u64, u64::from(size), 0, 1).end)
@@ -161,7 +163,12 @@ impl Communicator {
             self.not_to_itself("send_recv: from", from)?;
         }
         if to == me && lens.0 != lens.1 {
-            return length("output", &Request::send_recv(0, None, 0, None, T::DATA_TYPE), output.len(), lens.0);
+            return length(
+                "output",
+                &Request::send_recv(0, None, 0, None, T::DATA_TYPE),
+                output.len(),
+                lens.0,
+            );
         }
         let request = Request::send_recv(lens.0, Some(Rank(to)), lens.1, Some(Rank(from)), T::DATA_TYPE);
         self.run_checked(&check(self, &request, input, output)?)

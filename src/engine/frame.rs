@@ -212,7 +212,10 @@ mod tests {
             Frame::Failed(Cause::Unresponsive { rank: 3, after_ms: 2000 }),
             Frame::Failed(Cause::Mismatch { ranks: [0, 9], calls: ["a".into(), String::new()] }),
             Frame::Failed(Cause::Aborted { rank: 1 }),
-            Frame::Failed(Cause::Other { rank: 1, cause: long.floor_char_boundary(MAX_TEXT_BYTES).to_string() }),
+            Frame::Failed(Cause::Other {
+                rank: 1,
+                cause: long.floor_char_boundary(MAX_TEXT_BYTES).to_string(),
+            }),
         ]
     }
 

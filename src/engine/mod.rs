@@ -24,8 +24,8 @@ use rustix::{
     event::{EventfdFlags, epoll},
 };
 
-use self::member::Member;
 pub(crate) use self::member::GRACE_AFTER_GOODBYE;
+use self::member::Member;
 use crate::{Error, Result, state::State};
 
 /// Asynchronous work of one communicator, as the engine sees it.
@@ -46,13 +46,24 @@ pub(crate) enum Working {
 }
 
 enum Command {
-    Join { id: u64, member: Box<Member> },
+    Join {
+        id: u64,
+        member: Box<Member>,
+    },
     /// Leave and answer when the goodbyes are sent.
-    Leave { id: u64, done: Sender<()> },
+    Leave {
+        id: u64,
+        done: Sender<()>,
+    },
     /// Tell all peers why this rank failed.
-    Fail { id: u64, error: Error },
+    Fail {
+        id: u64,
+        error: Error,
+    },
     /// Tell all peers what this rank is waiting in.
-    Announce { id: u64 },
+    Announce {
+        id: u64,
+    },
     /// There is new work.
     Look,
     Stop,
@@ -125,7 +136,8 @@ impl Drop for Seat {
             return;
         }
         let (done, wait) = bounded(1);
-        let on_engine = self.engine.thread.lock().as_ref().is_some_and(|thread| thread.thread().id() == here());
+        let on_engine =
+            self.engine.thread.lock().as_ref().is_some_and(|thread| thread.thread().id() == here());
         self.engine.tell(Command::Leave { id: self.id, done });
         if on_engine {
             // The engine held the last reference, while it looked for work; it obeys when it is done with that.
@@ -261,7 +273,8 @@ impl Hall {
 
     fn until_next_heartbeat(&self) -> Duration {
         let now = Instant::now();
-        let next = self.members.values().map(|member| member.next_heartbeat().saturating_duration_since(now)).min();
+        let next =
+            self.members.values().map(|member| member.next_heartbeat().saturating_duration_since(now)).min();
         next.unwrap_or(Duration::from_secs(3600))
     }
 

@@ -34,16 +34,18 @@ pub(crate) enum Fault {
     /// A channel to another host failed.
     Station(StationError),
     /// A peer's message belongs to another call.
-    Mismatch {
-        /// This rank.
-        me: Rank,
-        /// The call that this rank is in.
-        ours: [u8; LABEL_BYTES],
-        /// The peer.
-        peer: Rank,
-        /// What the peer's message belongs to.
-        theirs: Origin,
-    },
+    Mismatch(Box<Mismatch>),
+}
+
+/// Two calls that should be the same and are not.
+#[derive(Debug)]
+pub(crate) struct Mismatch {
+    me: Rank,
+    /// The call that this rank is in.
+    ours: [u8; LABEL_BYTES],
+    peer: Rank,
+    /// What the peer's message belongs to.
+    theirs: Origin,
 }
 
 impl From<StationError> for Fault {
@@ -58,7 +60,8 @@ impl Fault {
     pub(crate) fn explain(self, state: &State) -> Error {
         match self {
             Self::Station(error) => error.into(),
-            Self::Mismatch { me, ours, peer, theirs } => {
+            Self::Mismatch(mismatch) => {
+                let Mismatch { me, ours, peer, theirs } = *mismatch;
                 let then = state.call(theirs.number).filter(|then| *then != theirs.text);
                 let calls = [Call::describe(&then.unwrap_or(ours)), Call::describe(&theirs.text)];
                 Error::Mismatch { ranks: [me.0, peer.0], calls }
@@ -275,5 +278,6 @@ impl Run {
 
 fn mismatch(ports: &Ports, port: usize, host: &HostStep, me: Rank) -> Fault {
     let theirs = ports.readers[port].as_ref().expect("a plan's stations exist").origin();
-    Fault::Mismatch { me, ours: host.label.text, peer: ports.publisher_of(port), theirs }
+    let (ours, peer) = (host.label.text, ports.publisher_of(port));
+    Fault::Mismatch(Box::new(Mismatch { me, ours, peer, theirs }))
 }

@@ -4,6 +4,6 @@ mod host;
 mod ports;
 mod program;
 
-pub(crate) use host::{Advance, Fault, Run};
+pub(crate) use host::{Advance, Run};
 pub(crate) use ports::Ports;
 pub(crate) use program::Program;

@@ -112,7 +112,8 @@ impl Ports {
     pub(crate) fn poll(&self, timeout: std::time::Duration) {
         use rustix::event::{PollFd, PollFlags};
         let reads = self.readers.iter().flatten().flat_map(Reader::descriptors).map(|fd| (fd, PollFlags::IN));
-        let writes = self.publishers.iter().flatten().flat_map(Publisher::descriptors).map(|fd| (fd, PollFlags::OUT));
+        let writes =
+            self.publishers.iter().flatten().flat_map(Publisher::descriptors).map(|fd| (fd, PollFlags::OUT));
         let descriptors: Vec<_> = reads.chain(writes).collect();
         let mut polled: Vec<PollFd<'_>> = descriptors
             .iter()

@@ -2,7 +2,10 @@ use rccl_core::{
     Collective, Plan,
     plan::{Action, Buffer, Operand, Step},
 };
-use rccl_transport::{reduce::Reducer, station::{LABEL_BYTES, Label}};
+use rccl_transport::{
+    reduce::Reducer,
+    station::{LABEL_BYTES, Label},
+};
 
 use super::Ports;
 use crate::call::Call;

@@ -4,7 +4,11 @@
 use rccl::{Algorithm, Communicator, Options, TransportChoice};
 
 /// Runs `body` for every rank of a new group, each on a thread of its own, and gives what they return, in rank order.
-pub(crate) fn group<R: Send>(size: u32, options: &Options, body: impl Fn(&Communicator) -> R + Sync) -> Vec<R> {
+pub(crate) fn group<R: Send>(
+    size: u32,
+    options: &Options,
+    body: impl Fn(&Communicator) -> R + Sync,
+) -> Vec<R> {
     let communicators = Communicator::local(size, options).expect("the group forms");
     std::thread::scope(|threads| {
         let body = &body;

@@ -57,7 +57,8 @@ impl Arena {
     /// # Errors
     /// [`Error::Refused`] if the file has not the layout's length; [`Error::Io`] if it cannot be mapped.
     pub fn open(file: impl AsFd, layout: Layout) -> Result<Self> {
-        let stat = rustix::fs::fstat(&file).map_err(|errno| Error::io("fstat of the station arena", errno))?;
+        let stat =
+            rustix::fs::fstat(&file).map_err(|errno| Error::io("fstat of the station arena", errno))?;
         if stat.st_size != layout.len_bytes() as i64 {
             return Err(refused(format!(
                 "it has {} bytes instead of {}: the ranks disagree about its layout",
@@ -141,8 +142,9 @@ fn refused(reason: String) -> Error {
 pub(crate) fn anonymous(len: usize) -> Result<Arc<Region>> {
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: a new mapping at an address of the kernel's choice; it aliases no Rust object.
-    let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }
-        .map_err(|errno| Error::io(format!("mmap of {len} bytes for the reading half of a station"), errno))?;
+    let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }.map_err(
+        |errno| Error::io(format!("mmap of {len} bytes for the reading half of a station"), errno),
+    )?;
     let mapping = Mapping { start: NonNull::new(start.cast()).expect("mmap gave address 0"), len };
     let first = mapping.start;
     // SAFETY: the mapping is readable and writable for `len` bytes and moves into the region as its owner.

@@ -3,7 +3,8 @@ use std::{os::fd::RawFd, ptr::NonNull, sync::atomic::Ordering};
 use rccl_core::{Rank, plan::Station};
 
 use super::{
-    Arena, Label, ORIGIN_AT, Origin, Result, SIGNATURE_AT, Slots, StationError, WIRE_AT, arena::Word, payload_at, wire_bytes,
+    Arena, Label, ORIGIN_AT, Origin, Result, SIGNATURE_AT, Slots, StationError, WIRE_AT, arena::Word,
+    payload_at, wire_bytes,
 };
 use crate::channel::SendChannel;
 

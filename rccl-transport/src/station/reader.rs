@@ -3,8 +3,8 @@ use std::{os::fd::RawFd, ptr::NonNull, sync::atomic::Ordering};
 use rccl_core::{Rank, plan::Station};
 
 use super::{
-    Arena, ORIGIN_AT, Origin, Result, SIGNATURE_AT, Sizes, Slots, StationError, WIRE_AT, arena::Word, payload_at,
-    wire_bytes,
+    Arena, ORIGIN_AT, Origin, Result, SIGNATURE_AT, Sizes, Slots, StationError, WIRE_AT, arena::Word,
+    payload_at, wire_bytes,
 };
 use crate::{
     Error,
@@ -120,7 +120,9 @@ impl Reader {
     /// channel that breaks is reported by [`Reader::front`], once what arrived before has been read.
     pub fn drive(&mut self) -> bool {
         match &mut self.end {
-            End::Local { .. } => self.slots.sequence(self.released).load(Ordering::Acquire) == self.released + 1,
+            End::Local { .. } => {
+                self.slots.sequence(self.released).load(Ordering::Acquire) == self.released + 1
+            }
             End::Remote(remote) => {
                 if remote.broken.is_none() {
                     remote.broken = remote.drive(&self.slots, self.released).err();
