@@ -5,7 +5,7 @@
 
 use std::{
     collections::VecDeque,
-    fmt::Write as _,
+    fmt::{self, Write as _},
     io,
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
@@ -19,13 +19,13 @@ use rustix::{
 };
 
 use crate::{
-    Error, Hello, PeerHello, Result,
+    Error, Hello, Result,
     deadline::{Deadline, wait},
     interface::with_scopes,
 };
 
 /// How long an attempt goes on alone before the next one is started beside it.
-pub const STAGGER: Duration = Duration::from_millis(50);
+pub const STAGGER: Duration = Duration::from_millis(200);
 
 /// Connections that may wait to be accepted: every member of the largest group at once.
 const BACKLOG: i32 = 4096;
@@ -66,14 +66,14 @@ fn socket_for(address: &SocketAddr) -> rustix::io::Result<std::os::fd::OwnedFd> 
 /// use std::{net::TcpListener, time::Duration};
 ///
 /// let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-/// let open = listener.local_addr().unwrap();
-/// let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-/// let (_stream, address) = connect::connect_any(&[closed, open], &Deadline::after(Duration::from_secs(10)))?;
-/// assert_eq!(address, open);
+/// let address = listener.local_addr().unwrap();
+/// let (_stream, reached) = connect::connect_any(&[address], &Deadline::after(Duration::from_secs(10)))?;
+/// assert_eq!(reached, address);
 /// # Ok::<(), rccl_transport::Error>(())
 /// ```
 pub fn connect_any(addresses: &[SocketAddr], deadline: &Deadline) -> Result<(TcpStream, SocketAddr)> {
-    let connected = Race::new(addresses, Box::new(|_| Ok(None)))?.finish("a connection", deadline)?;
+    let connected =
+        Race::new("the peer", addresses, Box::new(|_| Ok(None)))?.finish("a connection", deadline)?;
     Ok((connected.stream, connected.address))
 }
 
@@ -85,12 +85,11 @@ pub(crate) type Greet = Box<dyn Fn(SocketAddr) -> Result<Option<Hello>> + Send>;
 pub(crate) struct Connected {
     pub(crate) stream: TcpStream,
     pub(crate) address: SocketAddr,
-    /// What the peer said; nothing where no hello was to be said.
-    pub(crate) payload: Vec<u8>,
 }
 
 /// Attempts to reach one peer at several addresses, polled.
 pub(crate) struct Race {
+    peer: String,
     greet: Greet,
     waiting: VecDeque<SocketAddr>,
     running: Vec<Attempt>,
@@ -107,10 +106,11 @@ struct Attempt {
 }
 
 impl Race {
-    /// Attempts at `addresses`, none of which has been started.
-    pub(crate) fn new(addresses: &[SocketAddr], greet: Greet) -> Result<Self> {
+    /// Attempts at the `addresses` of `peer`, none of which has been started.
+    pub(crate) fn new(peer: impl fmt::Display, addresses: &[SocketAddr], greet: Greet) -> Result<Self> {
         let waiting = with_scopes(addresses)?.into();
-        Ok(Self { greet, waiting, running: Vec::new(), failed: Vec::new(), last_start: None })
+        let peer = peer.to_string();
+        Ok(Self { peer, greet, waiting, running: Vec::new(), failed: Vec::new(), last_start: None })
     }
 
     /// Moves on as far as possible without blocking. `None`: wait for what [`Race::watch`] and [`Race::wake`] say.
@@ -122,10 +122,10 @@ impl Race {
             let mut index = 0;
             while index < self.running.len() {
                 match self.running[index].advance(&self.greet) {
-                    Ok(None) => index += 1,
-                    Ok(Some(payload)) => {
+                    Ok(false) => index += 1,
+                    Ok(true) => {
                         let Attempt { address, stream, .. } = self.running.swap_remove(index);
-                        return Ok(Some(Connected { stream, address, payload }));
+                        return Ok(Some(Connected { stream, address }));
                     }
                     Err(error) => {
                         let attempt = self.running.swap_remove(index);
@@ -190,7 +190,7 @@ impl Race {
 
     fn defeat(&self) -> Error {
         let refused = self.failed.iter().any(|(_, error)| matches!(error, Error::Refused { .. }));
-        let peer = "the peer".to_owned();
+        let peer = self.peer.clone();
         if refused {
             Error::Refused { peer, reason: self.status() }
         } else {
@@ -207,17 +207,17 @@ impl Race {
             if let Some(connected) = self.advance()? {
                 return Ok(connected);
             }
+            deadline.check(&format!("{what} ({})", self.status()))?;
             let mut descriptors = Vec::new();
             self.watch(&mut descriptors);
             let next = self.wake().map_or(*deadline, |left| deadline.at_most(left));
             wait(&mut descriptors, &next)?;
-            deadline.check(&format!("{what} ({})", self.status()))?;
         }
     }
 }
 
-impl std::fmt::Debug for Race {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Race {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Race({})", self.status())
     }
 }
@@ -234,19 +234,19 @@ impl Attempt {
         Ok(Self { address, stream: socket.into(), hello: None })
     }
 
-    /// What the peer said, once it has; nothing where no hello is to be said.
-    fn advance(&mut self, greet: &Greet) -> Result<Option<Vec<u8>>> {
+    /// Whether the connection stands and the hello, if one is to be said, has been said.
+    fn advance(&mut self, greet: &Greet) -> Result<bool> {
         if self.hello.is_none() {
             if !self.is_connected()? {
-                return Ok(None);
+                return Ok(false);
             }
             match greet(self.address)? {
-                None => return Ok(Some(Vec::new())),
+                None => return Ok(true),
                 Some(hello) => self.hello = Some(hello),
             }
         }
-        let Some(hello) = &mut self.hello else { return Ok(None) };
-        Ok(hello.advance(&mut self.stream)?.map(|PeerHello { payload }| payload))
+        let Some(hello) = &mut self.hello else { return Ok(false) };
+        Ok(hello.advance(&mut self.stream)?.is_some())
     }
 
     fn is_connected(&self) -> Result<bool> {
@@ -266,6 +266,20 @@ impl Attempt {
     }
 }
 
+/// A port of this host where nobody listens, which nobody else gets while the socket is kept, but which [`listen_on`] can
+/// still listen on.
+#[cfg(test)]
+pub(crate) fn reserve(address: &str) -> Result<(std::os::fd::OwnedFd, SocketAddr)> {
+    let address: SocketAddr = address.parse().expect("an address");
+    let failed = |errno: Errno| Error::io(format!("reserve {address}"), errno);
+    let socket = socket_for(&address).map_err(failed)?;
+    sockopt::set_socket_reuseaddr(&socket, true).map_err(failed)?;
+    rustix::net::bind(&socket, &address).map_err(failed)?;
+    let socket = TcpListener::from(socket);
+    let address = socket.local_addr().map_err(|error| Error::io("getsockname", error))?;
+    Ok((socket.into(), address))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,15 +291,11 @@ mod tests {
         (listener, address)
     }
 
-    fn closed() -> SocketAddr {
-        listener().1
-    }
-
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
     fn closed_ports_fail_at_once_and_are_all_named() {
-        let (one, two) = (closed(), closed());
+        let [(_one, one), (_two, two)] = ["127.0.0.1:0"; 2].map(|text| reserve(text).unwrap());
         let error = connect_any(&[one, two], &Deadline::after(LONG)).unwrap_err();
         assert!(matches!(error, Error::PeerLost { .. }), "{error}");
         for address in [one, two] {
@@ -329,8 +339,10 @@ mod tests {
         let greet: Greet = Box::new(move |address| {
             Ok(Some(Hello::initiate(&secret, Purpose::Control, b"me")?.with_peer(address)))
         });
-        let connected =
-            Race::new(&[first, second], greet).unwrap().finish("a hello", &Deadline::after(LONG)).unwrap();
+        let connected = Race::new("rank 1", &[first, second], greet)
+            .unwrap()
+            .finish("a hello", &Deadline::after(LONG))
+            .unwrap();
         assert_eq!(connected.address, second);
         assert_eq!(right.join().unwrap().unwrap(), b"me");
         assert!(matches!(wrong.join().unwrap(), Err(Error::Refused { .. })));

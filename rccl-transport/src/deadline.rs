@@ -43,6 +43,12 @@ impl Deadline {
         if other.remaining() < self.remaining() { other } else { self }
     }
 
+    /// The time there was at the start.
+    #[must_use]
+    pub const fn length(&self) -> Duration {
+        self.after
+    }
+
     /// The time that is left, zero if none is.
     #[must_use]
     pub fn remaining(&self) -> Duration {

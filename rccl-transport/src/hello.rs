@@ -40,26 +40,18 @@ use crate::{
     secret::{Tag, random_bytes},
 };
 
+mod format;
+
+use format::{
+    ACCEPTED, GREETING_BYTES, GreetingBytes, HEADER_BYTES, REFUSED, Role, TAG_BYTES, check_greeting,
+    check_header, check_magic, greeting,
+};
+
 /// The version of everything that goes over rccl's connections, the hello included. Only equal versions talk.
 pub const PROTOCOL_VERSION: u16 = 1;
 
 /// The longest payload of a hello in bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 1024;
-
-/// The first byte is no ASCII and the line ends differ, so that no protocol made of text begins like this.
-const MAGIC: [u8; 8] = *b"\x8frccl\r\n\0";
-
-const NONCE_BYTES: usize = 32;
-/// Magic, version (u16, little endian like all numbers here), purpose, role, nonce.
-const GREETING_BYTES: usize = MAGIC.len() + 2 + 1 + 1 + NONCE_BYTES;
-/// Verdict, a zero byte, payload length (u16). The payload and the tag follow an accepting verdict.
-const HEADER_BYTES: usize = 4;
-const TAG_BYTES: usize = size_of::<Tag>();
-
-type GreetingBytes = [u8; GREETING_BYTES];
-
-const ACCEPTED: u8 = 1;
-const REFUSED: u8 = 2;
 
 /// What a connection is for. Both sides must mean the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -103,29 +95,6 @@ impl fmt::Display for Purpose {
 pub struct PeerHello {
     /// Its payload, at most [`MAX_PAYLOAD_BYTES`].
     pub payload: Vec<u8>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Role {
-    Initiator = 0,
-    Responder = 1,
-}
-
-impl Role {
-    const fn other(self) -> Self {
-        match self {
-            Self::Initiator => Self::Responder,
-            Self::Responder => Self::Initiator,
-        }
-    }
-
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Initiator => "hello of the initiator",
-            Self::Responder => "hello of the responder",
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -395,68 +364,6 @@ impl Hello {
 
     fn refused(&self, reason: String) -> Error {
         Error::Refused { peer: self.peer.clone(), reason }
-    }
-}
-
-fn greeting(purpose: Purpose, role: Role, nonce: &[u8; NONCE_BYTES]) -> GreetingBytes {
-    let mut bytes = [0; GREETING_BYTES];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-    bytes[10] = purpose as u8;
-    bytes[11] = role as u8;
-    bytes[12..].copy_from_slice(nonce);
-    bytes
-}
-
-/// Checks as much of the magic and the version as has arrived.
-fn check_magic(bytes: &[u8]) -> std::result::Result<(), String> {
-    let arrived = bytes.len().min(MAGIC.len());
-    if bytes[..arrived] != MAGIC[..arrived] {
-        return Err(format!(
-            "it does not speak rccl (this side speaks version {PROTOCOL_VERSION}): a side without rccl, or something \
-             else listens at this address"
-        ));
-    }
-    let Some(&[low, high]) = bytes.get(8..10) else { return Ok(()) };
-    let version = u16::from_le_bytes([low, high]);
-    if version != PROTOCOL_VERSION {
-        return Err(format!(
-            "it speaks version {version} of rccl's protocol and this side version {PROTOCOL_VERSION}; install the \
-             same rccl on both"
-        ));
-    }
-    Ok(())
-}
-
-/// The greeting of a side that means what this side means, if `bytes` are one.
-fn check_greeting(bytes: &[u8], purpose: Purpose, role: Role) -> std::result::Result<GreetingBytes, String> {
-    let theirs: GreetingBytes =
-        bytes.try_into().map_err(|_| format!("a greeting of {} bytes", bytes.len()))?;
-    check_magic(&theirs)?;
-    match Purpose::from_byte(theirs[10]) {
-        Some(meant) if meant == purpose => {}
-        Some(meant) => return Err(format!("it wants {meant}, this side {purpose}: a wrong address")),
-        None => return Err(format!("it wants something unknown (purpose {})", theirs[10])),
-    }
-    if theirs[11] != role.other() as u8 {
-        return Err("it is on the same end of the connection as this side".into());
-    }
-    Ok(theirs)
-}
-
-/// The length in bytes of the payload that follows the header of a proof.
-fn check_header(bytes: &[u8]) -> std::result::Result<usize, String> {
-    let Some(&[verdict, zero, low, high]) = bytes.get(..HEADER_BYTES) else {
-        return Err(format!("a header of {} bytes", bytes.len()));
-    };
-    let payload_bytes = usize::from(u16::from_le_bytes([low, high]));
-    match (verdict, zero) {
-        (ACCEPTED, 0) if payload_bytes <= MAX_PAYLOAD_BYTES => Ok(payload_bytes),
-        (ACCEPTED, 0) => {
-            Err(format!("a payload of {payload_bytes} bytes; at most {MAX_PAYLOAD_BYTES} are allowed"))
-        }
-        (REFUSED, 0) => Err("it says that this side does not know its group's secret".into()),
-        _ => Err(format!("a proof that starts with {verdict} and {zero}")),
     }
 }
 

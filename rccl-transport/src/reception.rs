@@ -93,7 +93,7 @@ impl<D: Door> Reception<D> {
         Self { doors, secret, purpose, answer, patience, callers: VecDeque::new(), strangers: 0 }
     }
 
-    /// Connections dropped so far because they did not authenticate in time.
+    /// Connections dropped so far because they did not authenticate in time. Those that left by themselves do not count.
     pub(crate) const fn strangers(&self) -> u64 {
         self.strangers
     }
@@ -120,6 +120,10 @@ impl<D: Door> Reception<D> {
                 }
                 Ok(None) if !caller.deadline.is_over() => self.callers.push_back(caller),
                 Ok(None) => self.drop_stranger(&caller.from, "no hello in time"),
+                // A member that tries several addresses at once leaves those that it does not need.
+                Err(Error::PeerLost { .. }) => {
+                    tracing::debug!("{} left before its hello was done", caller.from)
+                }
                 Err(error) => self.drop_stranger(&caller.from, &error),
             }
         }
@@ -198,13 +202,15 @@ mod tests {
     use super::*;
     use crate::{connect::listen_on, deadline::wait};
 
+    const LONG: Duration = Duration::from_secs(60);
+
     /// Receives until there are `guests` guests and `strangers` strangers.
     fn receive(
         reception: &mut Reception<TcpListener>,
         guests: usize,
         strangers: u64,
     ) -> Vec<Guest<TcpStream>> {
-        let deadline = Deadline::after(Duration::from_secs(60));
+        let deadline = Deadline::after(LONG);
         let mut found = Vec::new();
         while found.len() < guests || reception.strangers() < strangers {
             deadline.check("everyone").unwrap();
@@ -223,21 +229,33 @@ mod tests {
         let secret = Secret::random().unwrap();
         let door = listen_on("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = door.local_addr().unwrap();
-        let patience = Duration::from_millis(200);
-        let mut reception = Reception::new(vec![door], &secret, Purpose::Control, b"welcome", patience);
+        let mut reception = Reception::new(vec![door], &secret, Purpose::Control, b"welcome", LONG);
         let _silent = TcpStream::connect(address).unwrap();
-        TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let mut garbage = TcpStream::connect(address).unwrap();
+        garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let mut half = TcpStream::connect(address).unwrap();
         half.write_all(b"\x8frccl").unwrap();
+        drop(half);
         let guest = std::thread::spawn(move || {
             let mut stream = TcpStream::connect(address).unwrap();
             let hello = Hello::initiate(&secret, Purpose::Control, b"me").unwrap();
-            hello.finish(&mut stream, &Deadline::after(Duration::from_secs(60))).unwrap().payload
+            hello.finish(&mut stream, &Deadline::after(LONG)).unwrap().payload
         });
-        let guests = receive(&mut reception, 1, 3);
+        let guests = receive(&mut reception, 1, 1);
         assert_eq!(guests[0].payload, b"me");
         assert_eq!(guest.join().unwrap(), b"welcome");
-        assert_eq!(reception.strangers(), 3);
+        assert_eq!(reception.strangers(), 1);
+        assert!(!reception.callers.is_empty(), "the silent one may still speak");
+    }
+
+    #[test]
+    fn the_silent_are_dropped_when_patience_ends() {
+        let secret = Secret::random().unwrap();
+        let door = listen_on("127.0.0.1:0".parse().unwrap()).unwrap();
+        let _silent = TcpStream::connect(door.local_addr().unwrap()).unwrap();
+        let mut reception =
+            Reception::new(vec![door], &secret, Purpose::Control, b"", Duration::from_millis(1));
+        assert!(receive(&mut reception, 0, 1).is_empty());
         assert!(reception.wake().is_none());
     }
 

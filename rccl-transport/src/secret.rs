@@ -51,6 +51,11 @@ impl Secret {
         Self(bytes)
     }
 
+    /// What stands in for a secret among processes of one host that have none. Everybody knows it.
+    pub(crate) const fn well_known() -> Self {
+        Self(*b"rccl without a secret, one host!")
+    }
+
     /// The 32 bytes, for passing the secret on.
     #[must_use]
     pub const fn expose(&self) -> &[u8; 32] {
@@ -119,6 +124,11 @@ impl Secret {
     #[must_use]
     pub fn derive(&self, label: &str) -> Self {
         Self(self.tag("derive", &[label.as_bytes()]))
+    }
+
+    /// [`Secret::derive`], for one of many things with the same label.
+    pub(crate) fn derive_from(&self, label: &str, which: &[u8]) -> Self {
+        Self(self.tag("derive", &[label.as_bytes(), which]))
     }
 
     /// The keyed digest of `parts` for the purpose `label`. Lengths are digested too, so that the same bytes cut

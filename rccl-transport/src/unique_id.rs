@@ -1,14 +1,22 @@
 //! The identifier that a group's root makes and every member is given: where the root listens, and the group's secret.
 
-use std::{fmt, net::SocketAddr, str::FromStr};
+use std::{
+    fmt,
+    net::{SocketAddr, ToSocketAddrs},
+    str::FromStr,
+};
 
 use sha2::{Digest, Sha256};
 
 use crate::{
     Error, Result, Secret,
     hello::PROTOCOL_VERSION,
+    secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE},
     wire::{Decoder, Encoder, Malformed},
 };
+
+/// Names the host and port where rank 0 starts the root.
+pub(crate) const ROOT_VARIABLE: &str = "RCCL_ROOT";
 
 const MAGIC: [u8; 4] = *b"rcid";
 const TEXT_PREFIX: &str = "rccl1-";
@@ -57,6 +65,44 @@ impl UniqueId {
     #[must_use]
     pub fn from_address_and_secret(address: SocketAddr, secret: &Secret) -> Self {
         Self { addresses: vec![without_scope(&address)], secret: secret.clone(), fixed: true }
+    }
+
+    /// The identifier that `RCCL_ROOT=host:port` gives, with the secret that [`Secret::from_env`] gives; `None` if
+    /// `RCCL_ROOT` is not set. Rank 0 starts the root (see [`crate::Root::start_for`]). Without a secret the root must be at
+    /// a loopback address. Asks the host's resolver for the name, which blocks.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming `RCCL_ROOT` if it is no such address or needs a secret; as [`Secret::from_env`].
+    pub fn from_env() -> Result<Option<Self>> {
+        let Some(root) = std::env::var_os(ROOT_VARIABLE) else { return Ok(None) };
+        Self::from_root(&root.to_string_lossy(), Secret::from_env()?).map(Some)
+    }
+
+    fn from_root(root: &str, secret: Option<Secret>) -> Result<Self> {
+        let invalid =
+            |reason: String| Error::Invalid { what: ROOT_VARIABLE.into(), value: root.into(), reason };
+        let found = root.to_socket_addrs();
+        let found = found.map_err(|error| invalid(format!("it is not the root's host:port ({error})")))?;
+        let mut addresses: Vec<SocketAddr> = Vec::new();
+        for address in found.filter(|address| address.port() != 0) {
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        if addresses.is_empty() {
+            return Err(invalid("it needs an address and a port other than 0".into()));
+        }
+        let secret = match secret {
+            Some(secret) => secret,
+            None if addresses.iter().all(|address| address.ip().is_loopback()) => Secret::well_known(),
+            None => {
+                return Err(invalid(format!(
+                    "others can reach this address, so the group needs a secret: set {SECRET_VARIABLE} or \
+                     {SECRET_FILE_VARIABLE} on all ranks"
+                )));
+            }
+        };
+        Ok(Self { fixed: true, ..Self::new(&addresses, &secret) })
     }
 
     /// Where the root listens, best first.
@@ -249,6 +295,20 @@ mod tests {
         bytes[4] = 9;
         let error = UniqueId::from_bytes(&bytes).unwrap_err().to_string();
         assert!(error.contains("version 9") && error.contains("version 1;"), "{error}");
+    }
+
+    #[test]
+    fn a_root_in_the_environment_needs_a_secret_unless_it_is_here() {
+        let secret = || Some(Secret::from_bytes([5; 32]));
+        let id = UniqueId::from_root("10.0.0.1:29400", secret()).unwrap();
+        assert_eq!((id.addresses(), id.is_fixed()), (&["10.0.0.1:29400".parse().unwrap()][..], true));
+        assert!(UniqueId::from_root("127.0.0.1:29400", None).is_ok());
+        let error = |root: &str, secret| UniqueId::from_root(root, secret).unwrap_err().to_string();
+        assert!(error("10.0.0.1:29400", None).starts_with("RCCL_ROOT is `10.0.0.1:29400`: others can reach"));
+        for nonsense in ["", "10.0.0.1", "10.0.0.1:port", "10.0.0.1:0", ":1"] {
+            let error = error(nonsense, secret());
+            assert!(error.starts_with(&format!("RCCL_ROOT is `{nonsense}`: it ")), "{error}");
+        }
     }
 
     proptest! {

@@ -7,7 +7,7 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{format::NONCE_BYTES, *};
 
 /// One end of a connection in memory that takes and gives at most `pace` bytes a call and then would block once.
 struct Pipe<'a> {
