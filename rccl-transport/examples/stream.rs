@@ -96,7 +96,7 @@ fn receive_from_child(kind: &str, sockets: &str) -> Outcome<()> {
     drop(stdin);
     let mut receiver = until("accepting", || listener.poll_accept())?;
     let region = Region::from_vec(vec![0; WINDOW * MESSAGE_BYTES]);
-    let mut post = |receiver: &mut dyn RecvChannel, n: usize| {
+    let post = |receiver: &mut dyn RecvChannel, n: usize| {
         let at = n % WINDOW * MESSAGE_BYTES;
         let part = Part { slice: region.slice(at..at + MESSAGE_BYTES), tag: 0 };
         until("a free place", || receiver.post(std::slice::from_ref(&part)))

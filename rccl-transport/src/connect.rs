@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How long an attempt goes on alone before the next one is started beside it.
-pub const STAGGER: Duration = Duration::from_millis(50);
+pub const STAGGER: Duration = Duration::from_millis(200);
 
 /// Connections that may wait to be accepted: every member of the largest group at once.
 const BACKLOG: i32 = 4096;
@@ -66,10 +66,9 @@ fn socket_for(address: &SocketAddr) -> rustix::io::Result<std::os::fd::OwnedFd> 
 /// use std::{net::TcpListener, time::Duration};
 ///
 /// let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-/// let open = listener.local_addr().unwrap();
-/// let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-/// let (_stream, address) = connect::connect_any(&[closed, open], &Deadline::after(Duration::from_secs(10)))?;
-/// assert_eq!(address, open);
+/// let address = listener.local_addr().unwrap();
+/// let (_stream, reached) = connect::connect_any(&[address], &Deadline::after(Duration::from_secs(10)))?;
+/// assert_eq!(reached, address);
 /// # Ok::<(), rccl_transport::Error>(())
 /// ```
 pub fn connect_any(addresses: &[SocketAddr], deadline: &Deadline) -> Result<(TcpStream, SocketAddr)> {
@@ -267,6 +266,20 @@ impl Attempt {
     }
 }
 
+/// A port of this host where nobody listens, which nobody else gets while the socket is kept, but which [`listen_on`] can
+/// still listen on.
+#[cfg(test)]
+pub(crate) fn reserve(address: &str) -> Result<(std::os::fd::OwnedFd, SocketAddr)> {
+    let address: SocketAddr = address.parse().expect("an address");
+    let failed = |errno: Errno| Error::io(format!("reserve {address}"), errno);
+    let socket = socket_for(&address).map_err(failed)?;
+    sockopt::set_socket_reuseaddr(&socket, true).map_err(failed)?;
+    rustix::net::bind(&socket, &address).map_err(failed)?;
+    let socket = TcpListener::from(socket);
+    let address = socket.local_addr().map_err(|error| Error::io("getsockname", error))?;
+    Ok((socket.into(), address))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,15 +291,11 @@ mod tests {
         (listener, address)
     }
 
-    fn closed() -> SocketAddr {
-        listener().1
-    }
-
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
     fn closed_ports_fail_at_once_and_are_all_named() {
-        let (one, two) = (closed(), closed());
+        let [(_one, one), (_two, two)] = ["127.0.0.1:0"; 2].map(|text| reserve(text).unwrap());
         let error = connect_any(&[one, two], &Deadline::after(LONG)).unwrap_err();
         assert!(matches!(error, Error::PeerLost { .. }), "{error}");
         for address in [one, two] {

@@ -93,7 +93,7 @@ impl<D: Door> Reception<D> {
         Self { doors, secret, purpose, answer, patience, callers: VecDeque::new(), strangers: 0 }
     }
 
-    /// Connections dropped so far because they did not authenticate in time.
+    /// Connections dropped so far because they did not authenticate in time. Those that left by themselves do not count.
     pub(crate) const fn strangers(&self) -> u64 {
         self.strangers
     }
@@ -120,6 +120,10 @@ impl<D: Door> Reception<D> {
                 }
                 Ok(None) if !caller.deadline.is_over() => self.callers.push_back(caller),
                 Ok(None) => self.drop_stranger(&caller.from, "no hello in time"),
+                // A member that tries several addresses at once leaves those that it does not need.
+                Err(Error::PeerLost { .. }) => {
+                    tracing::debug!("{} left before its hello was done", caller.from)
+                }
                 Err(error) => self.drop_stranger(&caller.from, &error),
             }
         }
@@ -227,7 +231,8 @@ mod tests {
         let address = door.local_addr().unwrap();
         let mut reception = Reception::new(vec![door], &secret, Purpose::Control, b"welcome", LONG);
         let _silent = TcpStream::connect(address).unwrap();
-        TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let mut garbage = TcpStream::connect(address).unwrap();
+        garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let mut half = TcpStream::connect(address).unwrap();
         half.write_all(b"\x8frccl").unwrap();
         drop(half);
@@ -236,11 +241,11 @@ mod tests {
             let hello = Hello::initiate(&secret, Purpose::Control, b"me").unwrap();
             hello.finish(&mut stream, &Deadline::after(LONG)).unwrap().payload
         });
-        let guests = receive(&mut reception, 1, 2);
+        let guests = receive(&mut reception, 1, 1);
         assert_eq!(guests[0].payload, b"me");
         assert_eq!(guest.join().unwrap(), b"welcome");
-        assert_eq!(reception.strangers(), 2);
-        assert_eq!(reception.callers.len(), 1, "the silent one may still speak");
+        assert_eq!(reception.strangers(), 1);
+        assert!(!reception.callers.is_empty(), "the silent one may still speak");
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Root {
         Ok(Self { wake, strangers, thread: Some(thread) })
     }
 
-    /// Connections dropped so far because they did not authenticate or introduce themselves.
+    /// Connections dropped so far because they did not authenticate or introduce themselves in time.
     #[must_use]
     pub fn strangers(&self) -> u64 {
         self.strangers.load(Ordering::Relaxed)

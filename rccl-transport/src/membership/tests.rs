@@ -5,7 +5,10 @@ use std::{
 };
 
 use super::*;
-use crate::rendezvous::{Root, RootOptions, answer, introduce};
+use crate::{
+    connect::reserve,
+    rendezvous::{Root, RootOptions, answer, introduce},
+};
 
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
@@ -81,9 +84,8 @@ fn large_messages_all_ways_at_once_do_not_block_each_other() {
 fn two_groups_with_one_secret_have_secrets_of_their_own() {
     let secret = Secret::random().unwrap();
     let form = || {
-        let listener = crate::connect::listen_on("127.0.0.1:0".parse().unwrap()).unwrap();
-        let id = UniqueId::from_address_and_secret(listener.local_addr().unwrap(), &secret);
-        drop(listener);
+        let (_port, address) = reserve("127.0.0.1:0").unwrap();
+        let id = UniqueId::from_address_and_secret(address, &secret);
         let _root = Root::start_for(&id, &RootOptions::default()).unwrap();
         join(&id, Group::new(1, 0).unwrap(), Vec::new(), &options()).unwrap().secret
     };
@@ -152,9 +154,15 @@ fn a_missing_rank_is_named_by_everyone_who_came() {
         let this = Member::this(Rank(rank), None, Vec::new(), Vec::new()).unwrap();
         introduce(&id, 4, this, &deadline()).unwrap()
     });
-    let brief = JoinOptions { deadline: Duration::from_millis(80), ..options() };
-    let error = join(&id, Group::new(4, 2).unwrap(), Vec::new(), &brief).unwrap_err().to_string();
-    assert_eq!(error, "the arrival of rank 3 (of a group of 4) did not happen within 80ms");
+    // A busy machine may not even connect within a brief deadline; then a longer one is tried.
+    let error = [80, 800, 8000].into_iter().find_map(|ms| {
+        let brief = JoinOptions { deadline: Duration::from_millis(ms), ..options() };
+        let error = join(&id, Group::new(4, 2).unwrap(), Vec::new(), &brief).unwrap_err().to_string();
+        let whole =
+            format!("the arrival of rank 3 (of a group of 4) did not happen within {:?}", brief.deadline);
+        (error == whole).then_some(whole)
+    });
+    let error = error.expect("the missing rank is named");
     for stream in &mut early {
         assert_eq!(answer(stream, 4, &deadline()).unwrap_err().to_string(), error);
     }
@@ -180,13 +188,10 @@ fn a_member_that_never_links_is_named() {
 #[test]
 fn a_member_that_dies_while_links_are_made_fails_the_others_at_once() {
     let (_root, id) = root();
+    let (_port, address) = reserve("127.0.0.1:0").unwrap();
     let present = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let listeners = listen_on_all(&Choice::loopback().addresses().unwrap()).unwrap();
-            let this = Member::this(Rank(0), None, addresses_of(&listeners).unwrap(), Vec::new()).unwrap();
-            drop(listeners);
-            meet(&id, 3, this, &deadline()).unwrap();
-        });
+        let dead = Member::this(Rank(0), None, vec![address], Vec::new()).unwrap();
+        let _dead = introduce(&id, 3, dead, &deadline()).unwrap();
         let others = [1, 2].map(|rank| {
             let id = &id;
             scope.spawn(move || join(id, Group::new(3, rank).unwrap(), Vec::new(), &options()).unwrap_err())

@@ -1,18 +1,14 @@
 //! Connecting a shm channel: the hello, then the memory, then the proof that it is shared.
 
 use std::{
-    io::{self, IoSlice, Read},
-    mem::MaybeUninit,
-    os::{fd::AsFd, unix::net::UnixStream},
+    io::{self, Read},
+    os::unix::net::UnixStream,
     sync::Arc,
 };
 
 use rustix::{
     io::Errno,
-    net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-        SocketType, connect, sendmsg, socket_with,
-    },
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
 
 use super::{
@@ -27,7 +23,7 @@ use crate::{
     ends::Sending,
     reception::PATIENCE,
     secret::random_bytes,
-    sys::shared,
+    sys::{passing::pass, shared},
 };
 
 /// A channel being connected.
@@ -120,12 +116,7 @@ impl Dialing {
         let (file, memory) = shared::create(RING_BYTES)?;
         let nonce = [u64::from_le_bytes(random_bytes()?), u64::from_le_bytes(random_bytes()?)];
         write_nonce(&memory, nonce);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let files = [file.as_fd()];
-        assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "there is space for one descriptor");
-        sendmsg(&socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)
-            .map_err(|errno| self.lost(errno))?;
+        pass(&socket, &file).map_err(|errno| self.lost(errno))?;
         Ok(Stage::Proving { socket, memory, nonce, said: Vec::new() })
     }
 

@@ -1,17 +1,15 @@
 //! Accepting shm channels: the hello, then the memory.
 
 use std::{
-    io::{self, IoSliceMut, Write},
-    mem::MaybeUninit,
+    io::Write,
     os::{
-        fd::OwnedFd,
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixListener, UnixStream},
     },
     sync::Arc,
 };
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::io::Errno;
 
 use super::{
     DEPTH, encode,
@@ -25,7 +23,7 @@ use crate::{
     ends::Receiving,
     reception::{self, Guest, Reception},
     secret::random_bytes,
-    sys::shared,
+    sys::{passing::receive, shared},
 };
 
 /// Connections that may owe their memory at once; the oldest makes room.
@@ -94,28 +92,19 @@ impl Listener for Listening {
 
 /// Maps the memory that comes over the socket, and answers with the nonce in it.
 fn receive_memory(socket: &mut UnixStream) -> Result<Option<Arc<Region>>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let lost = |cause: io::Error| Error::PeerLost { peer: "a process".into(), cause: cause.to_string() };
-    match recvmsg(&*socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
-        Ok(received) if received.bytes == 1 => {}
-        Ok(_) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
-        Err(errno) => return Err(lost(errno.into())),
-    }
-    let files = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
-    });
-    let files: Vec<OwnedFd> = files.flatten().collect();
-    let [file] = &files[..] else {
-        return Err(lost(io::Error::other(format!("it passed {} descriptors", files.len()))));
+    let lost = |cause: &dyn ToString| Error::PeerLost {
+        peer: "a process of this host".into(),
+        cause: cause.to_string(),
     };
-    let memory = shared::open(file, RING_BYTES)?;
+    let file = match receive(socket) {
+        Ok(Some(file)) => file,
+        Ok(None) => return Err(lost(&"it passed no memory")),
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(errno) => return Err(lost(&errno)),
+    };
+    let memory = shared::open(&file, RING_BYTES)?;
     let [one, two] = read_nonce(&memory).map(u64::to_le_bytes);
     // Nothing has been written on this side of the socket since the hello, so these few bytes fit.
-    socket.write_all(&[one, two].concat()).map_err(lost)?;
+    socket.write_all(&[one, two].concat()).map_err(|error| lost(&error))?;
     Ok(Some(memory))
 }

@@ -89,7 +89,7 @@ impl Dial {
         let greet = move |peer| {
             Ok(Some(Hello::initiate(&secret, Purpose::TcpChannel, &berth.encode())?.with_peer(peer)))
         };
-        Ok(Self::Racing(Race::new("a tcp channel's listener", candidates, Box::new(greet))?))
+        Ok(Self::Racing(Race::new("the listener", candidates, Box::new(greet))?))
     }
 
     fn advance(&mut self) -> Result<()> {

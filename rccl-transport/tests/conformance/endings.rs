@@ -100,6 +100,35 @@ pub(crate) fn what_was_sent_arrives_after_the_sender_is_gone(subject: &Subject) 
     assert_lost(subject, &subject.failure(|| receiver.poll()));
 }
 
+/// So do long messages of which part is still on its way, and which went by several ways.
+pub(crate) fn long_messages_arrive_after_the_sender_is_gone(subject: &Subject) {
+    const LEN: usize = (3 << 20) + 5;
+    const MESSAGES: usize = 4;
+    let (mut sender, mut receiver) = subject.channel();
+    let room = subject.zeroed(MESSAGES * LEN);
+    for n in 0..MESSAGES {
+        receiver.post(&[Part { slice: room.slice(n * LEN..(n + 1) * LEN), tag: 0 }]).unwrap().unwrap();
+        sender.post(&subject.message(pattern(n as u64, LEN)), 0).unwrap().unwrap();
+    }
+    let (mut sent, mut received) = (0, 0);
+    subject.until("all sends", || {
+        received += usize::from(receiver.poll().unwrap().is_some());
+        sent += usize::from(sender.poll().unwrap().is_some());
+        (sent == MESSAGES).then_some(())
+    });
+    drop(sender);
+    while received < MESSAGES {
+        subject.until("a receive", || receiver.poll().unwrap());
+        received += 1;
+    }
+    for n in 0..MESSAGES {
+        let arrived = bytes(&room.slice(n * LEN..(n + 1) * LEN));
+        assert!(arrived == pattern(n as u64, LEN), "{}: message {n}", subject.name);
+    }
+    receiver.post(&[Part { slice: room.slice(0..8), tag: 0 }]).unwrap().unwrap();
+    assert_lost(subject, &subject.failure(|| receiver.poll()));
+}
+
 /// Addresses that mean nothing and listeners that are gone are errors, not waits.
 pub(crate) fn nobody_listens(subject: &Subject) {
     for bytes in [vec![], vec![0; 16], vec![0xff; 120]] {

@@ -14,7 +14,7 @@ macro_rules! conformance {
             cases::sizes, cases::order, cases::depth, cases::groups, cases::a_single_receive_takes_any_tag,
             cases::late_receives_hold_the_sender_back, cases::both_ways, cases::flush, cases::registration,
             cases::descriptors_tell_when_to_poll, endings::truncation, endings::sender_dies, endings::receiver_dies,
-            endings::what_was_sent_arrives_after_the_sender_is_gone, endings::nobody_listens,
+            endings::what_was_sent_arrives_after_the_sender_is_gone, endings::long_messages_arrive_after_the_sender_is_gone, endings::nobody_listens,
             strangers::strangers_are_harmless, strangers::the_secret_is_needed,
         );
         conformance!(@run_alone $subjects; endings::nothing_is_left_behind,);
