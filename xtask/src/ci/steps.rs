@@ -38,8 +38,8 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "clippy", about: "no warning in any target", run: clippy },
     Step { name: "minimal", about: "the libraries build with no default features", run: minimal },
     Step { name: "docs", about: "the documentation builds without a warning", run: docs },
-    Step { name: "test", about: "unit, simulation, conformance and C tests", run: test },
     Step { name: "doctest", about: "the examples in the documentation", run: doctest },
+    Step { name: "test", about: "unit, simulation, conformance and C tests", run: test },
     Step { name: "examples", about: "examples/ that need no GPU run and print", run: examples::run },
     Step { name: "readme", about: "the marked commands of README.md run", run: readme::run },
 ];
