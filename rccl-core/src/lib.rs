@@ -17,6 +17,7 @@ pub mod dtype;
 mod error;
 mod group;
 pub mod op;
+pub mod oracle;
 pub mod plan;
 pub mod planner;
 mod progress;
