@@ -15,6 +15,9 @@ pub(crate) enum Error {
     /// The core refused the request.
     #[error("{0}")]
     Core(#[from] rccl_core::Error),
+    /// The library refused or failed.
+    #[error("{0}")]
+    Library(#[from] rccl::Error),
     /// A file could not be written or read.
     #[error("{path}: {source}", path = .path.display())]
     File {
@@ -44,7 +47,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage { .. } | Self::Core(_) | Self::File { .. } | Self::Output(_) => 2,
-            Self::Processes(_) => 3,
+            Self::Processes(_) | Self::Library(_) => 3,
         })
     }
 }

@@ -27,3 +27,19 @@ pub(crate) fn algorithm() -> impl TypedValueParser<Value = Algorithm> {
 pub(crate) fn op() -> impl TypedValueParser<Value = ReduceOp> {
     parser(ReduceOp::NAMES)
 }
+
+/// A value, or `auto`: whatever suits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Choice<T>(pub(crate) Option<T>);
+
+/// A choice of the given names, or `auto`.
+pub(crate) fn or_auto<T>(names: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = Choice<T>>
+where
+    T: FromStr<Err = rccl_core::Error> + Clone + Send + Sync + 'static,
+{
+    let names = std::iter::once("auto").chain(names);
+    PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
+        "auto" => Ok(Choice(None)),
+        name => name.parse::<T>().map(|value| Choice(Some(value))),
+    })
+}
