@@ -13,6 +13,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod check;
+pub mod cost;
 pub mod dtype;
 mod error;
 mod group;
@@ -21,6 +23,7 @@ pub mod oracle;
 pub mod plan;
 pub mod planner;
 mod progress;
+mod render;
 pub mod split;
 
 pub use dtype::{DataType, Element};
