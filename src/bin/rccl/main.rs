@@ -1,5 +1,6 @@
 //! The `rccl` command: look at a machine, say what is wrong with it, show plans, and measure.
 
+mod bench;
 mod doctor;
 mod error;
 mod names;
@@ -31,16 +32,21 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Bench(bench::Options),
     Plan(plan::Options),
     Topo(topo::Options),
     Doctor(doctor::Options),
+    #[command(hide = true)]
+    BenchWorker(bench::WorkerOptions),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Bench(options) => bench::run(&options),
         Command::Plan(options) => plan::run(&options),
         Command::Topo(options) => topo::run(&options),
         Command::Doctor(options) => doctor::run(&options),
+        Command::BenchWorker(options) => bench::run_worker(&options),
     };
     match result {
         Ok(code) => code,

@@ -32,14 +32,11 @@ pub(crate) fn op() -> impl TypedValueParser<Value = ReduceOp> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Choice<T>(pub(crate) Option<T>);
 
-/// A choice of the given names, or `auto`.
-pub(crate) fn or_auto<T>(names: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = Choice<T>>
-where
-    T: FromStr<Err = rccl_core::Error> + Clone + Send + Sync + 'static,
-{
-    let names = std::iter::once("auto").chain(names);
+/// An algorithm's name, or `auto`.
+pub(crate) fn algorithm_or_auto() -> impl TypedValueParser<Value = Choice<Algorithm>> {
+    let names = std::iter::once("auto").chain(Algorithm::ALL.map(Algorithm::name));
     PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
         "auto" => Ok(Choice(None)),
-        name => name.parse::<T>().map(|value| Choice(Some(value))),
+        name => name.parse().map(|algorithm| Choice(Some(algorithm))),
     })
 }

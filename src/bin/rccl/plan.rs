@@ -2,7 +2,12 @@
 
 use std::process::ExitCode;
 
-use rccl_core::{Algorithm, Collective, DataType, Group, Plan, Rank, ReduceOp, Request, planner};
+use rccl_core::{
+    Algorithm, Collective, DataType, Group, Plan, Rank, ReduceOp, Request, check,
+    cost::{self, Cost, Links, Topology},
+    planner,
+};
+use serde_json::{Value, json};
 
 use crate::{
     error::{Error, Result},
@@ -11,10 +16,13 @@ use crate::{
 
 /// Show what a rank does in a collective
 ///
-/// Nothing runs: the plan is what every executor would be given. Sizes mean what they mean in `rccl bench`.
+/// Nothing runs: the plan is what every executor would be given. Spans are those of the whole loop; iterations work on
+/// segments of them. Sizes mean what they mean in `rccl bench`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "Examples:\n  rccl plan all-reduce --algorithm relay --ranks 4\n  \
-    rccl plan all-gather --algorithm ring --ranks 8 --rank 3 -b 64M --json")]
+    rccl plan all-gather --algorithm ring --ranks 8 --rank 3 -b 64M --json\n  \
+    rccl plan all-reduce --algorithm ring --ranks 8 --check --cost\n\n\
+    Exit status: 0, 1 if --check finds a fault, 2 if an option makes no sense.")]
 pub(crate) struct Options {
     /// Which collective
     #[arg(value_parser = names::collective())]
@@ -46,7 +54,13 @@ pub(crate) struct Options {
     /// Bytes moved by one message, at most
     #[arg(short = 's', long, default_value = "256K", value_parser = size::parse)]
     segment_bytes: u64,
-    /// Print the plan as JSON
+    /// Prove the plans of the whole group: no races, every message met, every contribution exactly once, no deadlock
+    #[arg(long)]
+    check: bool,
+    /// Price the plans of the whole group: hops, bytes of each rank, and estimated times on two machines
+    #[arg(long)]
+    cost: bool,
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -97,8 +111,87 @@ impl Options {
     }
 }
 
+/// The machines that `--cost` estimates times on.
+fn machines() -> [(&'static str, Topology); 2] {
+    let machine = |alpha_ns, link, memory| Topology {
+        alpha_ns,
+        links: Links::Shared(link),
+        memory_bytes_per_ns: memory,
+    };
+    [
+        // A GPU on PCIe 4.0 x16: a wait costs a few microseconds, the link is shared by all a rank's messages.
+        ("GPUs on PCIe gen4 x16", machine(5e3, 25.0, 900.0)),
+        // Processes on one host: a wait costs a few cache misses.
+        ("processes in host memory", machine(500.0, 10.0, 20.0)),
+    ]
+}
+
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let plan = options.plan(options.rank)?;
-    output::json(&plan)?;
-    Ok(ExitCode::SUCCESS)
+    let plans = if options.check || options.cost {
+        (0..options.ranks).map(|rank| options.plan(rank)).collect::<Result<Vec<_>>>()?
+    } else {
+        Vec::new()
+    };
+    let checked = options.check.then(|| check::group(&plans));
+    let sound = checked.as_ref().is_none_or(|result| result.is_ok());
+    // Only plans that belong together have a price.
+    let cost = (options.cost && sound).then(|| cost::of(&plans));
+    if options.json {
+        output::json(&as_json(&plan, checked.as_ref(), cost.as_ref(), &plans))?;
+    } else {
+        output::line(as_text(&plan, checked.as_ref(), cost.as_ref(), &plans).trim_end())?;
+    }
+    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+type Checked = std::result::Result<check::Proof, Vec<check::Fault>>;
+
+fn as_text(plan: &Plan, checked: Option<&Checked>, cost: Option<&Cost>, plans: &[Plan]) -> String {
+    let mut text = plan.to_string();
+    match checked {
+        Some(Ok(proof)) => text += &format!("\n{proof}\n"),
+        Some(Err(faults)) => {
+            text += "\nnot sound:\n";
+            faults.iter().for_each(|fault| text += &format!("  {fault}\n"));
+        }
+        None => {}
+    }
+    if let Some(cost) = cost {
+        text += &format!("\n{} hop(s)\n", cost.hops);
+        for (rank, (sent, received)) in cost.sent_bytes.iter().zip(&cost.received_bytes).enumerate() {
+            text +=
+                &format!("rank {rank}: {} sent, {} received\n", size::human(*sent), size::human(*received));
+        }
+        for (name, machine) in machines() {
+            text += &format!("estimated on {name}: {:.1} us\n", machine.estimate_ns(plans) / 1e3);
+        }
+    }
+    text
+}
+
+/// The plan alone where nothing else was asked for, or an object of all that was.
+fn as_json(plan: &Plan, checked: Option<&Checked>, cost: Option<&Cost>, plans: &[Plan]) -> Value {
+    if checked.is_none() && cost.is_none() {
+        return json!(plan);
+    }
+    let mut object = json!({ "plan": plan });
+    if let Some(checked) = checked {
+        let faults: Vec<String> =
+            checked.as_ref().err().into_iter().flatten().map(ToString::to_string).collect();
+        object["check"] = json!({ "sound": faults.is_empty(), "faults": faults });
+    }
+    if let Some(cost) = cost {
+        let estimates: Vec<Value> = machines()
+            .iter()
+            .map(|(name, machine)| json!({ "machine": name, "us": machine.estimate_ns(plans) / 1e3 }))
+            .collect();
+        object["cost"] = json!({
+            "hops": cost.hops,
+            "sent_bytes": cost.sent_bytes,
+            "received_bytes": cost.received_bytes,
+            "estimates": estimates,
+        });
+    }
+    object
 }

@@ -16,7 +16,8 @@ use serde::de::DeserializeOwned;
 
 use super::{
     message::{Answer, Command, Hello, Measured},
-    options::{Settings, Transport},
+    options::Transport,
+    settings::Settings,
     worker::ID_VARIABLE,
 };
 use crate::error::{Error, Result};
@@ -175,9 +176,13 @@ impl Workers {
             }
         }
         for (rank, worker) in self.workers.iter_mut().enumerate() {
-            let status = worker.process.wait().map_err(|error| Error::Processes(format!("rank {rank}: {error}")))?;
+            let status =
+                worker.process.wait().map_err(|error| Error::Processes(format!("rank {rank}: {error}")))?;
             if !status.success() {
-                return Err(Error::Processes(format!("rank {rank} failed while leaving: {}", worker.obituary())));
+                return Err(Error::Processes(format!(
+                    "rank {rank} failed while leaving: {}",
+                    worker.obituary()
+                )));
             }
         }
         Ok(())
@@ -217,7 +222,8 @@ fn spawn(
     id: &str,
     events: &Sender<(usize, Event)>,
 ) -> Result<Worker> {
-    let failed = |what: &str, error: std::io::Error| Error::Processes(format!("rank {rank}: {what}: {error}"));
+    let failed =
+        |what: &str, error: std::io::Error| Error::Processes(format!("rank {rank}: {what}: {error}"));
     let program = std::env::current_exe().map_err(|error| failed("cannot find this program", error))?;
     let mut process = Process::new(&program)
         .arg("bench-worker")
@@ -232,16 +238,21 @@ fn spawn(
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| failed("cannot start a process", error))?;
-    let (commands, answers, complaints) = (process.stdin.take(), process.stdout.take(), process.stderr.take());
+    let (commands, answers, complaints) =
+        (process.stdin.take(), process.stdout.take(), process.stderr.take());
     let last_words = Arc::new(Mutex::new(VecDeque::new()));
     let worker = Worker { process, commands, last_words: Arc::clone(&last_words) };
     let rank_index = rank as usize;
     let listener = answers.map(|answers| {
         let events = events.clone();
-        thread::Builder::new().name(format!("answers {rank}")).spawn(move || listen(rank_index, answers, &events))
+        thread::Builder::new()
+            .name(format!("answers {rank}"))
+            .spawn(move || listen(rank_index, answers, &events))
     });
     let repeater = complaints.map(|complaints| {
-        thread::Builder::new().name(format!("errors {rank}")).spawn(move || repeat(rank_index, complaints, &last_words))
+        thread::Builder::new()
+            .name(format!("errors {rank}"))
+            .spawn(move || repeat(rank_index, complaints, &last_words))
     });
     for thread in [listener, repeater].into_iter().flatten() {
         // The threads end with the worker's pipes.

@@ -3,7 +3,7 @@
 use rccl_core::{Algorithm, Collective, DataType, Group, Rank, ReduceOp, Request};
 use serde::{Deserialize, Serialize};
 
-use super::options::factor;
+use super::settings::factor;
 use crate::plan;
 
 /// What all workers are asked to do together.

@@ -115,7 +115,15 @@ pub(super) fn variables(prefixes: &[&str]) -> String {
 /// What git says of the sources this program was built from, if they are still where they were.
 fn commit() -> String {
     let described = Command::new("git")
-        .args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
+        .args([
+            "-C",
+            env!("CARGO_MANIFEST_DIR"),
+            "describe",
+            "--always",
+            "--dirty",
+            "--abbrev=12",
+            "--exclude=*",
+        ])
         .stderr(std::process::Stdio::null())
         .output();
     match described {
@@ -138,8 +146,11 @@ impl Sinks {
     pub(super) fn open(json: Option<&Path>, csv: Option<&Path>, record: bool) -> Result<Self> {
         let mut sinks = Self { record, started: Some(SystemTime::now()), ..Self::default() };
         if let Some(path) = json {
-            let writer: Box<dyn Write> =
-                if path == Path::new("-") { Box::new(io::stdout()) } else { Box::new(BufWriter::new(create(path)?)) };
+            let writer: Box<dyn Write> = if path == Path::new("-") {
+                Box::new(io::stdout())
+            } else {
+                Box::new(BufWriter::new(create(path)?))
+            };
             sinks.json.push((path.to_owned(), writer));
         }
         if let Some(path) = csv {
@@ -169,7 +180,9 @@ impl Sinks {
     pub(super) fn write(&mut self, record: &Record) -> Result<()> {
         let line = serde_json::to_string(record).map_err(io::Error::from)?;
         for (path, writer) in &mut self.json {
-            writeln!(writer, "{line}").and_then(|()| writer.flush()).map_err(|error| Error::file(&*path, error))?;
+            writeln!(writer, "{line}")
+                .and_then(|()| writer.flush())
+                .map_err(|error| Error::file(&*path, error))?;
         }
         if let Some((path, writer)) = &mut self.csv {
             let written = writer.serialize(record).map_err(io::Error::other).and_then(|()| writer.flush());

@@ -41,7 +41,14 @@ impl Columns {
                 names.repeat(modes.len()),
                 "limit"
             ),
-            format!("#{:>12}{:>13}{:24}{}{:>9}", "(B)", "(elements)", "", units.repeat(modes.len()), "(GB/s)"),
+            format!(
+                "#{:>12}{:>13}{:24}{}{:>9}",
+                "(B)",
+                "(elements)",
+                "",
+                units.repeat(modes.len()),
+                "(GB/s)"
+            ),
         ];
         lines.map(|line| line.trim_end().to_owned()).join("\n")
     }
@@ -80,7 +87,10 @@ impl Columns {
         self.mode(
             [&time(point.us), &format!("{:.2}", point.algbw), &format!("{:.2}", point.busbw), &wrong],
             percentiles.each_ref().map(String::as_str),
-            [&cell(peer.map(|it| it.us), time), &cell(peer.map(|it| it.ratio), |ratio| format!("{ratio:.2}"))],
+            [
+                &cell(peer.map(|it| it.us), time),
+                &cell(peer.map(|it| it.ratio), |ratio| format!("{ratio:.2}")),
+            ],
         )
     }
 }
@@ -91,7 +101,13 @@ fn cell(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
 
 /// Microseconds, to about four digits.
 fn time(us: f64) -> String {
-    let digits = if us < 10.0 { 3 } else if us < 100.0 { 2 } else { usize::from(us < 1000.0) };
+    let digits = if us < 10.0 {
+        3
+    } else if us < 100.0 {
+        2
+    } else {
+        usize::from(us < 1000.0)
+    };
     format!("{us:.digits$}")
 }
 
@@ -142,7 +158,10 @@ mod tests {
                 let header = columns.header();
                 let (names, row) = (header.lines().nth(1).unwrap(), columns.row(&row()));
                 assert_eq!(names.len(), row.len(), "{header}\n{row}");
-                assert_eq!(names.replace('#', " ").split_whitespace().count(), row.split_whitespace().count());
+                assert_eq!(
+                    names.replace('#', " ").split_whitespace().count(),
+                    row.split_whitespace().count()
+                );
                 assert!(row.contains("412.3") && row.contains("N/A"));
                 assert_eq!(row.contains("900.0"), percentiles);
                 assert_eq!(row.contains("2.00"), peer);

@@ -36,7 +36,7 @@ pub(crate) struct WorkerOptions {
     ranks: u32,
     #[arg(long)]
     transport: TransportChoice,
-    #[arg(long, value_parser = names::or_auto(Algorithm::ALL.map(Algorithm::name)))]
+    #[arg(long, value_parser = names::algorithm_or_auto())]
     algorithm: Choice<Algorithm>,
     #[arg(long)]
     timeout: u64,
@@ -63,8 +63,9 @@ fn say(answer: &impl Serialize) -> Result<()> {
 }
 
 fn serve(options: &WorkerOptions) -> Result<()> {
-    let id = std::env::var(ID_VARIABLE)
-        .map_err(|_| Error::Processes(format!("`rccl bench` starts its workers itself, with {ID_VARIABLE} set")))?;
+    let id = std::env::var(ID_VARIABLE).map_err(|_| {
+        Error::Processes(format!("`rccl bench` starts its workers itself, with {ID_VARIABLE} set"))
+    })?;
     let id = id.parse().map_err(rccl::Error::from)?;
     let patience = Duration::from_secs(options.timeout);
     let mut library = rccl::Options::from_env()?;
@@ -77,7 +78,13 @@ fn serve(options: &WorkerOptions) -> Result<()> {
     say(&Hello { rank: options.rank, describe: communicator.describe().to_string() })?;
 
     let group = Group::new(options.ranks, options.rank)?;
-    let mut rank = Rank { communicator, group, algorithm: library.algorithm, one: Memory::default(), other: Memory::default() };
+    let mut rank = Rank {
+        communicator,
+        group,
+        algorithm: library.algorithm,
+        one: Memory::default(),
+        other: Memory::default(),
+    };
     for line in io::stdin().lock().lines() {
         let command = serde_json::from_str(&line?).map_err(io::Error::from)?;
         say(&match command {
@@ -115,9 +122,16 @@ struct Rank {
 
 /// The caller's buffers of one operation.
 enum Buffers<'a> {
-    Apart { input: &'a mut [u8], output: &'a mut [u8] },
+    Apart {
+        input: &'a mut [u8],
+        output: &'a mut [u8],
+    },
     /// One buffer as long as the larger of the two, and where the smaller one starts in it.
-    InPlace { both: &'a mut [u8], offset: usize, input_is_smaller: bool },
+    InPlace {
+        both: &'a mut [u8],
+        offset: usize,
+        input_is_smaller: bool,
+    },
 }
 
 /// What outputs hold before a checked operation: not what the operation gives, so that work left out shows.
@@ -189,7 +203,9 @@ impl<'a> Buffers<'a> {
         let size = request.data_type.size_bytes() as u64;
         let (input, output) = (request.input_len(group) * size, request.output_len(group) * size);
         match request.in_place_offset(group).filter(|_| in_place) {
-            None => Ok(Self::Apart { input: one.bytes(length(input)?), output: other.bytes(length(output)?) }),
+            None => {
+                Ok(Self::Apart { input: one.bytes(length(input)?), output: other.bytes(length(output)?) })
+            }
             Some(offset) => Ok(Self::InPlace {
                 both: one.bytes(length(input.max(output))?),
                 offset: length(offset * size)?,
@@ -236,7 +252,8 @@ impl<'a> Buffers<'a> {
 }
 
 fn length(bytes: u64) -> Result<usize> {
-    usize::try_from(bytes).map_err(|_| Error::Processes(format!("{bytes} bytes do not fit in this machine's memory")))
+    usize::try_from(bytes)
+        .map_err(|_| Error::Processes(format!("{bytes} bytes do not fit in this machine's memory")))
 }
 
 /// Processor seconds of this process so far, in all its threads.

@@ -44,6 +44,17 @@ const OWN: &[(&str, Form)] = &[
     ("RCCL_SECRET", Form::Text),
     ("RCCL_SECRET_FILE", Form::Text),
     ("RCCL_ALLOW_SHARED_GPU", Form::Switch),
+    ("RCCL_TRANSPORT", Form::Word(&["auto", "shm", "tcp"], None)),
+    ("RCCL_ALGORITHM", Form::Word(&["auto", "oneshot", "relay", "ring"], None)),
+    ("RCCL_ONESHOT_BYTES", Form::Number(0, i64::MAX)),
+    ("RCCL_SLOT_BYTES", Form::Number(4096, 64 << 20)),
+    ("RCCL_SLOTS", Form::Number(1, 64)),
+    ("RCCL_TCP_SOCKETS", Form::Number(1, 16)),
+    // Seconds may have fractions; the library itself says what is wrong with them.
+    ("RCCL_INIT_TIMEOUT_S", Form::Text),
+    ("RCCL_TIMEOUT_S", Form::Text),
+    ("RCCL_HEARTBEAT_S", Form::Text),
+    ("RCCL_CACHE", Form::Text),
 ];
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -84,6 +95,9 @@ fn variables(facts: &Facts) -> Check {
             None if key.starts_with("RCCL_") => unknown.push(key.as_str()),
             None => {}
         }
+    }
+    if let (true, Err(error)) = (wrong.is_empty(), &facts.library_options) {
+        wrong.push(error.clone());
     }
     if !wrong.is_empty() {
         return Check::fail(

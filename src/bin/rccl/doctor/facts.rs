@@ -40,6 +40,8 @@ pub(super) struct Facts {
     pub(super) instructions: Vec<&'static str>,
     /// The process's environment.
     pub(super) environment: Vec<(String, String)>,
+    /// What the library says of its variables.
+    pub(super) library_options: Result<(), String>,
     /// Libraries forced into every process by the system.
     pub(super) preload_file: Option<String>,
     /// Bridges above GPUs with the control bits of their access control services; `None` where the kernel does not show
@@ -66,6 +68,7 @@ impl Facts {
                     (key.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
                 })
                 .collect(),
+            library_options: rccl::Options::from_env().map(drop).map_err(|error| error.to_string()),
             preload_file: tree.text("/etc/ld.so.preload").filter(|text| !text.is_empty()),
             access_control: access_control(&tree, &machine),
             machine,

@@ -28,6 +28,7 @@ fn sound() -> Facts {
         loopback_v6: Err("no".to_owned()),
         instructions: vec!["AVX2"],
         environment: Vec::new(),
+        library_options: Ok(()),
         preload_file: None,
         access_control: Vec::new(),
     }
@@ -128,6 +129,15 @@ fn variables_that_do() {
         facts.environment = vec![(key.to_owned(), value.to_owned())];
         assert_eq!(check(&facts, "variables").verdict, Verdict::Ok, "{key}={value}");
     }
+}
+
+#[test]
+fn what_the_library_refuses_is_a_failure() {
+    let mut facts = sound();
+    facts.library_options = Err("environment variable RCCL_TIMEOUT_S is `x`".to_owned());
+    let check = check(&facts, "variables");
+    assert_eq!(check.verdict, Verdict::Fail);
+    assert!(check.found.contains("RCCL_TIMEOUT_S"));
 }
 
 #[test]
