@@ -58,7 +58,7 @@ fn help_names_every_command_and_no_internal_one() {
 fn the_benchmarks_help_explains_options_columns_and_statuses() {
     let help = succeeds("bench --help");
     let options = "-b -e -f -i -n -w -c -d -o -r -z --ranks --algorithm --path --transport --protocol --device --peer \
-                   --peer-env --json --csv busbw Examples: status:";
+                   --peer-env --json --csv --plot busbw Examples: status:";
     for part in options.split_whitespace() {
         assert!(help.contains(part), "{part} is missing in\n{help}");
     }

@@ -38,6 +38,8 @@ pub(super) struct Workers {
     timeout: Duration,
     /// How the ranks reach each other, as rank 0 says.
     pub(super) describe: String,
+    /// What carries the bytes: "shm" or "tcp".
+    pub(super) transport: String,
     /// Serves the group while it forms and lives.
     _root: rccl::Root,
 }
@@ -76,13 +78,16 @@ impl Workers {
             events,
             timeout: settings.timeout,
             describe: String::new(),
+            transport: String::new(),
             _root: root,
         };
         for rank in 0..settings.ranks {
             group.workers.push(spawn(rank, settings, transport, &id.to_string(), &sender)?);
         }
         let hellos: Vec<Hello> = group.collect("join the group")?;
-        group.describe = hellos.into_iter().next().map(|hello| hello.describe).unwrap_or_default();
+        if let Some(hello) = hellos.into_iter().next() {
+            (group.describe, group.transport) = (hello.describe, hello.transport);
+        }
         Ok(group)
     }
 

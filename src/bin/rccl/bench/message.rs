@@ -53,6 +53,8 @@ pub(super) struct Hello {
     pub(super) rank: u32,
     /// How it reaches the others, in the library's words.
     pub(super) describe: String,
+    /// The slowest kind of transport it uses: "tcp" if any, else "shm".
+    pub(super) transport: String,
 }
 
 /// What a worker measured.
@@ -125,7 +127,7 @@ mod tests {
         }
         let failed: Answer<Hello> = serde_json::from_str(r#"{"error": "rank 1 is gone"}"#).unwrap();
         assert_eq!(failed, Answer::Failed { error: "rank 1 is gone".to_owned() });
-        let hello = Hello { rank: 1, describe: "2 ranks".to_owned() };
+        let hello = Hello { rank: 1, describe: "2 ranks".to_owned(), transport: "shm".to_owned() };
         let line = serde_json::to_string(&Answer::Done(hello.clone())).unwrap();
         assert_eq!(serde_json::from_str::<Answer<Hello>>(&line).unwrap(), Answer::Done(hello));
     }

@@ -6,6 +6,7 @@ mod measure;
 mod message;
 mod options;
 mod peer;
+mod plot;
 mod record;
 mod settings;
 mod statistics;
@@ -41,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         sinks: Sinks::open(options.json.as_deref(), options.csv.as_deref(), options.record)?,
         table: Output::new(options),
         wrong: (settings.checks > 0).then_some(0),
-        busbw: Vec::new(),
+        points: Vec::new(),
     };
     for (index, &transport) in settings.transports.iter().enumerate() {
         if index > 0 {
@@ -49,7 +50,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         }
         campaign.over(transport)?;
     }
-    campaign.table.line(&table::footer(campaign.wrong, &campaign.busbw))?;
+    if let Some(path) = &options.plot {
+        plot::write(path, &campaign.points)?;
+    }
+    let busbw: Vec<f64> = campaign.points.iter().map(|point| point.ours_busbw).collect();
+    campaign.table.line(&table::footer(campaign.wrong, &busbw))?;
     Ok(if campaign.wrong.unwrap_or(0) > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -62,8 +67,8 @@ struct Campaign<'a> {
     table: Output,
     /// Wrong elements so far; none where nothing is checked.
     wrong: Option<u64>,
-    /// The bus bandwidth of every point so far.
-    busbw: Vec<f64>,
+    /// Every point so far.
+    points: Vec<Record>,
 }
 
 impl Campaign<'_> {
@@ -72,7 +77,7 @@ impl Campaign<'_> {
         let settings = self.settings;
         let mut workers = Workers::start(settings, transport)?;
         let mut peer = self.options.peer.map(|name| Peer::start(name, settings, transport)).transpose()?;
-        let recorded = self.sinks.start_record(&format!("cpu-{}", transport.name()))?;
+        let recorded = self.sinks.start_record(&format!("cpu-{}", workers.transport))?;
         let columns = Columns {
             percentiles: self.options.percentiles,
             peer: peer.is_some(),
@@ -94,7 +99,7 @@ impl Campaign<'_> {
                         .points
                         .iter()
                         .any(|it| !it.in_place && it.peer.as_ref().is_some_and(|p| p.in_place));
-                    self.keep(transport, &spec, &row, peer.as_ref())?;
+                    self.keep(&workers.transport, &spec, &row, peer.as_ref())?;
                 }
             }
         }
@@ -129,15 +134,14 @@ impl Campaign<'_> {
     }
 
     /// Counts a line's points and writes them to the files.
-    fn keep(&mut self, transport: Transport, spec: &Spec, row: &Row, peer: Option<&Peer>) -> Result<()> {
+    fn keep(&mut self, transport: &str, spec: &Spec, row: &Row, peer: Option<&Peer>) -> Result<()> {
         for point in &row.points {
-            self.busbw.push(point.busbw);
             if let (Some(sum), Some(wrong)) = (&mut self.wrong, point.wrong) {
                 *sum += wrong;
             }
             let compared = point.peer.as_ref();
             let record = Record {
-                what: format!("cpu-{}", transport.name()),
+                what: format!("cpu-{transport}"),
                 machine: self.provenance.machine.clone(),
                 driver: self.provenance.driver.clone(),
                 commit: self.provenance.commit.clone(),
@@ -151,8 +155,8 @@ impl Campaign<'_> {
                 processes: spec.ranks,
                 algorithm: self.settings.algorithm.map_or("auto", |it| it.name()).to_owned(),
                 protocol: "auto".to_owned(),
-                path: if transport == Transport::Tcp { "net" } else { "host" }.to_owned(),
-                transport: transport.name().to_owned(),
+                path: if transport == "tcp" { "net" } else { "host" }.to_owned(),
+                transport: transport.to_owned(),
                 graph: false,
                 env: self.provenance.env.clone(),
                 ours_us: point.us,
@@ -169,6 +173,7 @@ impl Campaign<'_> {
                 wrong: point.wrong,
             };
             self.sinks.write(&record)?;
+            self.points.push(record);
         }
         Ok(())
     }

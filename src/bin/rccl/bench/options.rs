@@ -109,6 +109,9 @@ pub(crate) struct Options {
     /// Write the same points as comma separated values
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(super) csv: Option<PathBuf>,
+    /// Draw bus bandwidth over size
+    #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
+    pub(super) plot: Option<PathBuf>,
     /// Write the same points to benches/record/<time>-<what>.jsonl
     #[arg(long, help_heading = "Output")]
     pub(super) record: bool,

@@ -75,7 +75,9 @@ fn serve(options: &WorkerOptions) -> Result<()> {
     library.algorithm = options.algorithm.0.or(library.algorithm);
     (library.deadline, library.init_timeout) = (patience, patience);
     let communicator = Communicator::create(&id, options.rank, options.ranks, &library)?;
-    say(&Hello { rank: options.rank, describe: communicator.describe().to_string() })?;
+    let description = communicator.describe();
+    let transport = if description.transports.contains(&"tcp") { "tcp" } else { "shm" };
+    say(&Hello { rank: options.rank, describe: description.to_string(), transport: transport.to_owned() })?;
 
     let group = Group::new(options.ranks, options.rank)?;
     let mut rank = Rank {
