@@ -1,8 +1,14 @@
 //! The `rccl` command as its users meet it: the built program, its output and its exit status.
 #![cfg(feature = "cli")]
 
-use std::process::{Command, Output};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
 
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
 /// The program, in an environment without any variable of ours or NCCL's.
@@ -174,4 +180,134 @@ fn whoever_stops_reading_gets_no_complaint() {
     let script = format!("{} plan all-reduce --ranks 1000 --json | head -c 1", env!("CARGO_BIN_EXE_rccl"));
     let output = Command::new("sh").args(["-c", &script]).output().expect("a shell");
     assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn every_collective_is_measured_and_right() {
+    for collective in ["all-reduce", "all-gather", "reduce-scatter", "broadcast", "send-recv"] {
+        for transport in ["shm", "tcp"] {
+            let line = format!("bench {collective} --ranks 3 -b 64 -e 4K -f 8 -n 3 --transport {transport}");
+            let text = succeeds(&line);
+            assert!(text.contains("Out of bounds values : 0 OK"), "{line}\n{text}");
+            assert!(text.contains(&format!("transport {transport}")), "{text}");
+            let rows = text.lines().filter(|line| line.starts_with("  ")).count();
+            assert_eq!(rows, 3, "{line}\n{text}");
+        }
+    }
+}
+
+#[test]
+fn every_type_operator_and_algorithm_is_right() {
+    let text = succeeds("bench -d all -o all -b 200 -e 200 -n 1 -w 0 --ranks 3 --transport shm");
+    assert!(text.contains("0 OK"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with("  ")).count(), 12 * 6, "{text}");
+    for algorithm in ["oneshot", "relay", "ring"] {
+        let line =
+            format!("bench -d half,int8 -o avg,mulsum -b 3K -e 3K -n 1 --ranks 3 --algorithm {algorithm}");
+        assert!(succeeds(&line).contains("0 OK"), "{line}");
+    }
+}
+
+#[test]
+fn points_are_written_in_every_form() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let (csv, svg) = (file("points.csv"), file("points.svg"));
+    let line = format!(
+        "bench -b 1K -e 4K -n 2 --rounds 3 --transport shm --percentiles --json - --csv {csv} --plot {svg} --record"
+    );
+    let output = program(&line).current_dir(folder.path()).output().expect("the program starts");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let json = stdout(&output);
+    let points: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(points.len(), 4, "two sizes, out of place and in place");
+    for point in &points {
+        assert_eq!((&point["what"], &point["transport"]), (&"cpu-shm".into(), &"shm".into()));
+        assert_eq!((&point["wrong"], &point["peer"]), (&0.into(), &"none".into()));
+        assert!(point["ours_us"].as_f64().unwrap() > 0.0 && point["limit_busbw"].as_f64().unwrap() > 0.0);
+    }
+    assert!(
+        stderr(&output).contains("p99") && stderr(&output).contains("0 OK"),
+        "the table goes to standard error"
+    );
+    assert_eq!(fs::read_to_string(csv).unwrap().lines().count(), 5);
+    assert!(fs::read_to_string(svg).unwrap().starts_with("<svg"));
+    let records: Vec<_> = fs::read_dir(folder.path().join("benches/record")).unwrap().flatten().collect();
+    assert_eq!(records.len(), 1);
+    assert!(records[0].file_name().to_string_lossy().ends_with("Z-cpu-shm.jsonl"));
+    assert_eq!(fs::read_to_string(records[0].path()).unwrap(), json);
+}
+
+/// A benchmark in the middle of a batch that takes minutes, and the processes of its ranks.
+fn busy(transport: &str) -> (Child, BufReader<std::process::ChildStdout>, Vec<Pid>) {
+    let mut launcher = program(&format!("bench --ranks 3 -b 64M -n 100000 --transport {transport}"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut out = BufReader::new(launcher.stdout.take().unwrap());
+    let mut line = String::new();
+    // The table's head is printed once the group stands.
+    while !line.contains("algbw") {
+        line.clear();
+        assert_ne!(out.read_line(&mut line).unwrap(), 0, "the benchmark ended early");
+    }
+    let id = launcher.id();
+    let children =
+        fs::read_to_string(format!("/proc/{id}/task/{id}/children")).expect("a kernel that lists children");
+    let ranks: Vec<Pid> =
+        children.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect();
+    assert_eq!(ranks.len(), 3);
+    (launcher, out, ranks)
+}
+
+/// Processes end on their own time; this is how long they may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn all_gone(pids: &[Pid]) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    // A process that nobody has waited for yet can still be signalled, so ask what it is doing.
+    let gone = |pid: &Pid| {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
+        test_kill_process(*pid).is_err() || stat.contains(") Z ")
+    };
+    while !pids.iter().all(gone) {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_benchmark_with_its_name() {
+    for transport in ["shm", "tcp"] {
+        let (launcher, _out, ranks) = busy(transport);
+        kill_process(ranks[1], Signal::KILL).unwrap();
+        let output = launcher.wait_with_output().unwrap();
+        let complaint = stderr(&output);
+        assert_eq!(output.status.code(), Some(3), "{complaint}");
+        assert!(complaint.contains("rank 1 died: signal: 9"), "{complaint}");
+        assert!(all_gone(&ranks), "{transport}: ranks are left behind");
+    }
+}
+
+#[test]
+fn nothing_outlives_a_benchmark_that_is_killed() {
+    let (mut launcher, _out, ranks) = busy("shm");
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    assert!(all_gone(&ranks), "ranks are left behind");
+}
+
+#[test]
+fn a_peer_that_is_not_installed_says_how_to_get_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = program("bench -b 1K -e 1K --transport tcp --peer gloo")
+        .env("RCCL_CACHE", folder.path())
+        .output()
+        .expect("the program starts");
+    assert_eq!(output.status.code(), Some(3));
+    assert!(stderr(&output).contains("cargo xtask peers gloo"), "{}", stderr(&output));
 }

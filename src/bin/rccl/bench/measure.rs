@@ -181,7 +181,7 @@ fn point(
         None => iterations(slowest(&workers.ask(&Command::Measure(job.clone()))?)),
     };
     job.warmup = settings.warmup;
-    job.samples = settings.samples;
+    job.samples = settings.samples.min(job.iterations);
     let mut peer_batch =
         peer.as_deref_mut().map(|peer| peer.prepare(settings, spec, in_place)).transpose()?.flatten();
 

@@ -179,9 +179,10 @@ impl Campaign<'_> {
     }
 }
 
-/// The group's meeting place, and its id.
+/// The group's meeting place, and its id. All ranks are on this machine, so nothing need listen to the outside.
 fn rendezvous() -> Result<(rccl::Root, rccl::UniqueId)> {
-    Ok(rccl::Root::start(&rccl::JoinOptions::default()).map_err(rccl::Error::from)?)
+    let options = rccl::RootOptions { choice: rccl::Interfaces::loopback(), ..rccl::RootOptions::default() };
+    Ok(rccl::Root::start(&options).map_err(rccl::Error::from)?)
 }
 
 /// Where the table goes: standard output, or standard error where JSON takes that; with a spinner below it on terminals.

@@ -77,7 +77,7 @@ impl Columns {
             row.op.map_or("none", |op| op.name())
         );
         let points: String = row.points.iter().map(|point| self.point(point)).collect();
-        format!("{left}{points}{:>9.2}", row.limit_busbw)
+        format!("{left}{points}{:>9}", bandwidth(row.limit_busbw))
     }
 
     fn point(self, point: &Point) -> String {
@@ -85,7 +85,7 @@ impl Columns {
         let percentiles = PERCENTILES.map(|percent| cell(percentile(&point.samples_us, percent), time));
         let peer = point.peer.as_ref();
         self.mode(
-            [&time(point.us), &format!("{:.2}", point.algbw), &format!("{:.2}", point.busbw), &wrong],
+            [&time(point.us), &bandwidth(point.algbw), &bandwidth(point.busbw), &wrong],
             percentiles.each_ref().map(String::as_str),
             [
                 &cell(peer.map(|it| it.us), time),
@@ -109,6 +109,12 @@ fn time(us: f64) -> String {
         usize::from(us < 1000.0)
     };
     format!("{us:.digits$}")
+}
+
+/// A bandwidth: two decimals as in nccl-tests, more where those would show nothing.
+fn bandwidth(gigabytes: f64) -> String {
+    let digits = if gigabytes < 0.1 { 4 } else { 2 };
+    format!("{gigabytes:.digits$}")
 }
 
 /// The lines below the last row.
