@@ -192,6 +192,19 @@ fn large_messages_pass_through_small_slots() {
     }
 }
 
+/// A rank that has published everything still has to hand it to the network while it waits for the others' results: the
+/// last slots do not fit the sockets' buffers.
+#[test]
+fn slots_larger_than_socket_buffers() {
+    let options = Options { slot_bytes: Some(16 << 20), ..common::options(TransportChoice::Tcp, None) };
+    common::group(2, &options, |communicator| {
+        let request = Request::all_reduce(20_000_003, DataType::Float, ReduceOp::Sum);
+        run_and_compare(communicator, &request, 1, |inputs, rank| {
+            reduced(&request, Algorithm::Relay, inputs, rank)
+        });
+    });
+}
+
 #[test]
 fn two_communicators_take_turns() {
     let shm = rccl::Communicator::local(2, &common::options(TransportChoice::Shm, None)).unwrap();

@@ -153,7 +153,8 @@ impl Run {
         if moved {
             ports.ring();
         }
-        if self.progress.is_done() && ports.drive()? {
+        // What has been published may still have to be handed to the network, which peers may be waiting for.
+        if (!moved || self.progress.is_done()) && ports.drive()? && self.progress.is_done() {
             return Ok(Advance::Done);
         }
         Ok(if moved { Advance::Moved } else { Advance::Blocked })
