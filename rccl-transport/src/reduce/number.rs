@@ -1,5 +1,8 @@
 //! Elements and accumulators, a chunk at a time. Everything is a plain loop over an array of constant length, which the
-//! compiler turns into vector instructions once it is inlined into a kernel.
+//! compiler turns into vector instructions once it is inlined into a kernel. `select_unpredictable` keeps it from making
+//! branches of choices, which it would not vectorise.
+
+use std::hint::select_unpredictable;
 
 use half::{bf16, f16};
 use rccl_core::dtype::{F8E4M3, F8E5M2};
@@ -180,7 +183,8 @@ const PAIRED: usize = 16;
 #[inline(always)]
 fn round_to_bf16(value: f32) -> u32 {
     let bits = value.to_bits();
-    if value.is_nan() { 0x7fff_0000 } else { bits.wrapping_add(0x7fff + (bits >> 16 & 1)) }
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    select_unpredictable(value.is_nan(), 0x7fff_0000, rounded)
 }
 
 impl Number for F8E4M3 {
@@ -192,7 +196,7 @@ impl Number for F8E4M3 {
         let halves = each(chunk, 0, |element| {
             // The sign is extended into bit 15, and exponent and mantissa moved to where a half has them.
             let half = ((i16::from(element.0 as i8) << 7) as u16) & 0xbf80;
-            if half & 0x3f80 == 0x3f80 { NAN_HALF } else { half }
+            select_unpredictable(half & 0x3f80 == 0x3f80, NAN_HALF, half)
         });
         each(&simd.halves_to_floats(&halves), 0.0, |value| value * 256.0)
     }
@@ -230,8 +234,8 @@ pub(super) fn half_to_float(half: u16) -> f32 {
     // A subnormal becomes the mantissa below an implicit 1, which is then subtracted.
     let subnormal = f32::from_bits(shifted + SMALLEST_NORMAL) - f32::from_bits(SMALLEST_NORMAL);
     let normal = shifted + ((127 - 15) << 23);
-    let finite = if magnitude < 0x0400 { subnormal.to_bits() } else { normal };
-    let value = if magnitude >= 0x7c00 { shifted | 0x7f80_0000 } else { finite };
+    let finite = select_unpredictable(magnitude < 0x0400, subnormal.to_bits(), normal);
+    let value = select_unpredictable(magnitude >= 0x7c00, shifted | 0x7f80_0000, finite);
     f32::from_bits(value | u32::from(half & 0x8000) << 16)
 }
 
@@ -259,5 +263,5 @@ fn float_to_small<const E: u32, const M: u32>(value: f32, ceiling: f32) -> u32 {
     // Binades follow each other in the encoding; counts from 2^M on carry into the exponent.
     let small = spacings + ((binade - lowest) >> (23 - M));
     let sign = value.to_bits() >> 31 << (E + M);
-    if value.is_nan() { (1 << (E + M)) - 1 } else { small | sign }
+    select_unpredictable(value.is_nan(), (1 << (E + M)) - 1, small | sign)
 }
