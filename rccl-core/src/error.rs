@@ -1,4 +1,4 @@
-use crate::{Algorithm, Collective, DataType};
+use crate::{Algorithm, Collective, DataType, Rank};
 
 /// What the core can refuse.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,6 +53,19 @@ pub enum Error {
     /// A segment must hold at least one element.
     #[error("a segment of 0 elements moves nothing; use at least 1")]
     EmptySegment,
+    /// A rank that sends to itself must receive the same elements from itself.
+    #[error(
+        "rank {rank} must send to itself what it receives from itself, but sends {sent} elements and receives {received}; \
+         name it as both destination and source, with equal counts"
+    )]
+    SelfSend {
+        /// The rank.
+        rank: Rank,
+        /// Elements it sends to itself.
+        sent: u64,
+        /// Elements it receives from itself.
+        received: u64,
+    },
     /// A reduce operator that the data type cannot carry out.
     #[error("operator {op} is not defined for {data_type}: {reason}")]
     Operator {

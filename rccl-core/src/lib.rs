@@ -13,13 +13,17 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod check;
+pub mod cost;
 pub mod dtype;
 mod error;
 mod group;
 pub mod op;
+pub mod oracle;
 pub mod plan;
 pub mod planner;
 mod progress;
+mod render;
 pub mod split;
 
 pub use dtype::{DataType, Element};

@@ -1,7 +1,7 @@
 //! One hop: everyone publishes what it has, everyone collects what it needs. Fewest hops, most bytes.
 
 use crate::{
-    Algorithm, Group, Plan, Rank, Request, Result,
+    Algorithm, Error, Group, Plan, Rank, Request, Result,
     plan::{Action, Builder, contribution, input, output, pair, shared},
 };
 
@@ -102,25 +102,31 @@ pub fn broadcast(group: Group, request: &Request, segment: u64) -> Result<Plan> 
 /// A send beside a receive, each of them optional.
 ///
 /// **Steps**: publish the input to the destination; collect from the source into the output. A rank may send to itself
-/// if it also receives from itself: then it copies.
+/// if it also receives as much from itself: then it copies.
 /// **Hops**: 1. **Scratch**: none.
 ///
 /// # Errors
-/// As [`super::plan`].
+/// As [`super::plan`]; [`Error::SelfSend`] if only one side of a message from a rank to itself is there, or the sides
+/// differ in length.
 pub fn send_recv(group: Group, request: &Request, segment: u64) -> Result<Plan> {
     let mut plan = Builder::new(group, request, Algorithm::Oneshot, segment)?;
     let me = group.rank();
-    let (to, from) = (request.to, request.from);
+    let sent = request.to.filter(|&to| to == me).map(|_| request.count);
+    let received = request.from.filter(|&from| from == me).map(|_| request.receive_count);
+    if sent != received {
+        let (sent, received) = (sent.unwrap_or(0), received.unwrap_or(0));
+        return Err(Error::SelfSend { rank: me, sent, received });
+    }
     let lane = plan.lane();
-    if to == Some(me) && from == Some(me) {
-        plan.copy(lane, input(0), vec![output(0)], request.count.min(request.receive_count), &[]);
+    if sent.is_some() {
+        plan.copy(lane, input(0), vec![output(0)], request.count, &[]);
         return Ok(plan.finish());
     }
-    if let Some(to) = to.filter(|&to| to != me) {
+    if let Some(to) = request.to {
         plan.copy(lane, input(0), vec![pair(me, to)], request.count, &[]);
     }
     let lane = plan.lane();
-    if let Some(from) = from.filter(|&from| from != me) {
+    if let Some(from) = request.from {
         plan.copy(lane, pair(from, me), vec![output(0)], request.receive_count, &[]);
     }
     Ok(plan.finish())

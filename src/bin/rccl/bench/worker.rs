@@ -1,0 +1,265 @@
+//! A rank of the benchmark: a process that joins the group and does what it is asked on its standard input.
+
+use std::{
+    io::{self, BufRead, Write},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use rccl::{Communicator, TransportChoice};
+use rccl_core::{Algorithm, Group, Request};
+use rustix::{
+    process::{Signal, set_parent_process_death_signal},
+    time::{ClockId, clock_gettime},
+};
+use serde::Serialize;
+
+use super::{
+    data::Data,
+    message::{Answer, Command, Hello, Job, Measured, rounding},
+};
+use crate::{
+    error::{Error, Result},
+    names::{self, Choice},
+    sys,
+};
+
+/// The variable that holds the group's id.
+pub(super) const ID_VARIABLE: &str = "RCCL_BENCH_ID";
+
+/// A rank of `rccl bench`, which starts it
+#[derive(Debug, clap::Args)]
+pub(crate) struct WorkerOptions {
+    #[arg(long)]
+    rank: u32,
+    #[arg(long)]
+    ranks: u32,
+    #[arg(long)]
+    transport: TransportChoice,
+    #[arg(long, value_parser = names::algorithm_or_auto())]
+    algorithm: Choice<Algorithm>,
+    #[arg(long)]
+    timeout: u64,
+}
+
+/// Serves until standard input ends. Failures are said on standard output, as the launcher expects.
+pub(crate) fn run(options: &WorkerOptions) -> Result<ExitCode> {
+    // Should the launcher be killed while this process waits in a collective, nothing else would end it.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    match serve(options) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => {
+            say(&Answer::<()>::Failed { error: error.to_string() })?;
+            Ok(error.exit_code())
+        }
+    }
+}
+
+fn say(answer: &impl Serialize) -> Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, answer).map_err(io::Error::from)?;
+    writeln!(out)?;
+    Ok(out.flush()?)
+}
+
+fn serve(options: &WorkerOptions) -> Result<()> {
+    let id = std::env::var(ID_VARIABLE).map_err(|_| {
+        Error::Processes(format!("`rccl bench` starts its workers itself, with {ID_VARIABLE} set"))
+    })?;
+    let id = id.parse().map_err(rccl::Error::from)?;
+    let patience = Duration::from_secs(options.timeout);
+    let mut library = rccl::Options::from_env()?;
+    if options.transport != TransportChoice::Auto {
+        library.transport = options.transport;
+    }
+    library.algorithm = options.algorithm.0.or(library.algorithm);
+    (library.deadline, library.init_timeout) = (patience, patience);
+    let communicator = Communicator::create(&id, options.rank, options.ranks, &library)?;
+    let description = communicator.describe();
+    let transport = if description.transports.contains(&"tcp") { "tcp" } else { "shm" };
+    say(&Hello { rank: options.rank, describe: description.to_string(), transport: transport.to_owned() })?;
+
+    let group = Group::new(options.ranks, options.rank)?;
+    let mut rank = Rank {
+        communicator,
+        group,
+        algorithm: library.algorithm,
+        one: Memory::default(),
+        other: Memory::default(),
+    };
+    for line in io::stdin().lock().lines() {
+        let command = serde_json::from_str(&line?).map_err(io::Error::from)?;
+        say(&match command {
+            Command::Measure(job) => rank.measure(&job)?,
+            Command::Copy { bytes, iterations } => rank.copy(bytes, iterations)?,
+        })?;
+    }
+    Ok(())
+}
+
+/// Reusable memory that starts at a page, so that no measurement depends on where the allocator put it.
+#[derive(Default)]
+struct Memory(Vec<u8>);
+
+const PAGE_BYTES: usize = 4096;
+
+impl Memory {
+    /// The first `len` bytes, whatever they hold.
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        if self.0.len() < len + PAGE_BYTES {
+            self.0 = vec![0; len + PAGE_BYTES];
+        }
+        let start = self.0.as_ptr().align_offset(PAGE_BYTES);
+        &mut self.0[start..start + len]
+    }
+}
+
+struct Rank {
+    communicator: Communicator,
+    group: Group,
+    algorithm: Option<Algorithm>,
+    one: Memory,
+    other: Memory,
+}
+
+/// The caller's buffers of one operation.
+enum Buffers<'a> {
+    Apart {
+        input: &'a mut [u8],
+        output: &'a mut [u8],
+    },
+    /// One buffer as long as the larger of the two, and where the smaller one starts in it.
+    InPlace {
+        both: &'a mut [u8],
+        offset: usize,
+        input_is_smaller: bool,
+    },
+}
+
+/// What outputs hold before a checked operation: not what the operation gives, so that work left out shows.
+const POISON: u8 = 0xa5;
+
+impl Rank {
+    fn measure(&mut self, job: &Job) -> Result<Measured> {
+        let Self { communicator, group, .. } = self;
+        let group = *group;
+        let request = job.request(group)?;
+        let mut buffers = Buffers::new(&mut self.one, &mut self.other, group, &request, job.in_place)?;
+        let data = |seed| Data { data_type: request.data_type, seed };
+        buffers.prepare(data(job.checks.first().copied().unwrap_or(0)), group);
+
+        for _ in 0..job.warmup {
+            buffers.run(communicator, group, &request)?;
+        }
+        communicator.barrier()?;
+        let (cpu, clock) = (processor_seconds(), Instant::now());
+        for _ in 0..job.iterations {
+            buffers.run(communicator, group, &request)?;
+        }
+        let (elapsed, cpu_s) = (clock.elapsed(), processor_seconds() - cpu);
+
+        let mut samples_us = Vec::new();
+        for _ in 0..job.samples {
+            let clock = Instant::now();
+            buffers.run(communicator, group, &request)?;
+            samples_us.push(clock.elapsed().as_secs_f64() * 1e6);
+        }
+
+        let mut wrong = 0;
+        for &seed in &job.checks {
+            buffers.prepare(data(seed), group);
+            buffers.run(communicator, group, &request)?;
+            let algorithm = rounding(request.collective, self.algorithm);
+            wrong += data(seed).wrong(group, &request, algorithm, buffers.output(group, &request));
+        }
+        let us = elapsed.as_secs_f64() * 1e6 / f64::from(job.iterations);
+        Ok(Measured { us, samples_us, cpu_s, wrong })
+    }
+
+    /// All ranks copy at the same time, each between buffers of its own.
+    fn copy(&mut self, bytes: u64, iterations: u32) -> Result<Measured> {
+        let len = length(bytes)?;
+        let (input, output) = (self.one.bytes(len), self.other.bytes(len));
+        // Memory that was never written is one page of zeros, read from the cache.
+        input.fill(1);
+        output.copy_from_slice(input);
+        self.communicator.barrier()?;
+        let (cpu, clock) = (processor_seconds(), Instant::now());
+        for _ in 0..iterations {
+            std::hint::black_box(&mut *output).copy_from_slice(std::hint::black_box(&*input));
+        }
+        let (elapsed, cpu_s) = (clock.elapsed(), processor_seconds() - cpu);
+        let us = elapsed.as_secs_f64() * 1e6 / f64::from(iterations);
+        Ok(Measured { us, samples_us: Vec::new(), cpu_s, wrong: 0 })
+    }
+}
+
+impl<'a> Buffers<'a> {
+    fn new(
+        one: &'a mut Memory,
+        other: &'a mut Memory,
+        group: Group,
+        request: &Request,
+        in_place: bool,
+    ) -> Result<Self> {
+        let size = request.data_type.size_bytes() as u64;
+        let (input, output) = (request.input_len(group) * size, request.output_len(group) * size);
+        match request.in_place_offset(group).filter(|_| in_place) {
+            None => {
+                Ok(Self::Apart { input: one.bytes(length(input)?), output: other.bytes(length(output)?) })
+            }
+            Some(offset) => Ok(Self::InPlace {
+                both: one.bytes(length(input.max(output))?),
+                offset: length(offset * size)?,
+                input_is_smaller: input < output,
+            }),
+        }
+    }
+
+    /// Writes this rank's input, and poison wherever only output is.
+    fn prepare(&mut self, data: Data, group: Group) {
+        match self {
+            Self::Apart { input, output } => {
+                data.fill(group.rank(), input);
+                output.fill(POISON);
+            }
+            Self::InPlace { both, offset, input_is_smaller } => {
+                both.fill(POISON);
+                let len = if *input_is_smaller { both.len() / group.size() as usize } else { both.len() };
+                let start = if *input_is_smaller { *offset } else { 0 };
+                data.fill(group.rank(), &mut both[start..start + len]);
+            }
+        }
+    }
+
+    fn run(&mut self, communicator: &Communicator, group: Group, request: &Request) -> Result<()> {
+        match self {
+            Self::Apart { input, output } => sys::run(communicator, group, request, input, output)?,
+            Self::InPlace { both, .. } => sys::run_in_place(communicator, group, request, both)?,
+        }
+        Ok(())
+    }
+
+    /// What the operation gave.
+    fn output(&self, group: Group, request: &Request) -> &[u8] {
+        match self {
+            Self::Apart { output, .. } => output,
+            Self::InPlace { both, input_is_smaller: true, .. } => both,
+            Self::InPlace { both, offset, .. } => {
+                let len = request.output_len(group) as usize * request.data_type.size_bytes();
+                &both[*offset..*offset + len]
+            }
+        }
+    }
+}
+
+fn length(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes)
+        .map_err(|_| Error::Processes(format!("{bytes} bytes do not fit in this machine's memory")))
+}
+
+/// Processor seconds of this process so far, in all its threads.
+fn processor_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

@@ -1,0 +1,87 @@
+//! `rccl topo`: what the machine is made of, as far as moving bytes is concerned.
+
+pub(crate) mod cpu;
+pub(crate) mod host;
+pub(crate) mod memory;
+pub(crate) mod net;
+pub(crate) mod pci;
+mod render;
+pub(crate) mod tree;
+
+use std::{process::ExitCode, thread};
+
+use serde::Serialize;
+
+use crate::{error::Result, output};
+use tree::Tree;
+
+/// Show the processors, memory, network interfaces and GPUs of this machine, and how they are connected
+///
+/// Everything is read from the kernel's files; no driver is needed and nothing is changed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A machine.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Machine {
+    pub(crate) host: host::Host,
+    pub(crate) cpu: cpu::Cpu,
+    pub(crate) numa_nodes: Vec<cpu::Node>,
+    pub(crate) memory: memory::Memory,
+    pub(crate) interfaces: Vec<net::Interface>,
+    pub(crate) rdma: Vec<net::Rdma>,
+    pub(crate) gpus: Vec<pci::Gpu>,
+}
+
+impl Machine {
+    /// This machine, now.
+    pub(crate) fn here() -> Self {
+        let usable = thread::available_parallelism().map_or(1, usize::from);
+        Self::read(&Tree::machine(), &net::addresses(), usable)
+    }
+
+    /// The machine whose files lie in `tree`. What files do not tell is given beside them.
+    pub(crate) fn read(tree: &Tree, addresses: &[net::Address], usable: usize) -> Self {
+        Self {
+            host: host::read(tree),
+            cpu: cpu::read(tree, usable),
+            numa_nodes: cpu::nodes(tree),
+            memory: memory::read(tree),
+            interfaces: net::interfaces(tree, addresses),
+            rdma: net::rdma(tree),
+            gpus: pci::gpus(tree),
+        }
+    }
+
+    /// The machine in a few words, for the head of a table and for records.
+    pub(crate) fn summary(&self) -> String {
+        let mut parts =
+            vec![format!("{} ({} of {} CPUs)", self.cpu.model, self.cpu.usable, self.cpu.threads)];
+        if !self.gpus.is_empty() {
+            let name = self.gpus[0].name.as_deref().unwrap_or("GPU");
+            parts.push(format!("{} x {name}", self.gpus.len()));
+        }
+        if let Some(hypervisor) = &self.host.hypervisor {
+            parts.push(format!("virtual ({hypervisor})"));
+        }
+        parts.push(format!("Linux {}", self.host.kernel));
+        parts.join(", ")
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let machine = Machine::here();
+    if options.json {
+        output::json(&machine)?;
+    } else {
+        output::line(render::text(&machine).trim_end())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests;
