@@ -16,13 +16,13 @@ use rccl_transport::{
 
 type Ends = (Box<dyn SendChannel>, Box<dyn RecvChannel>);
 
-/// Asks until there is an answer: at once a few times, then letting others run.
+/// Asks until there is an answer, letting others run now and then.
 fn spin<T>(mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     for round in 0.. {
         if let Some(answer) = ask()? {
             return Ok(answer);
         }
-        if round < 1000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        if round % 16 > 0 { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
     unreachable!("the loop has no end")
 }

@@ -46,11 +46,14 @@ fn transport(kind: &str, sockets: &str, secret: Secret) -> Outcome<Box<dyn Trans
     })
 }
 
+/// Few: where there are more processes than processors, whoever is waited for needs this one.
+const POLLS_BETWEEN_YIELDS: usize = 4;
+
 /// Asks until there is an answer, for a minute.
 fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let deadline = Deadline::after(Duration::from_secs(60));
     loop {
-        for _ in 0..1000 {
+        for _ in 0..POLLS_BETWEEN_YIELDS {
             if let Some(answer) = ask()? {
                 return Ok(answer);
             }

@@ -45,6 +45,21 @@ fn write(slice: &rccl_transport::Slice, byte: u8) {
     unsafe { slice.start().as_ptr().write_bytes(byte, slice.len()) };
 }
 
+/// Lengths do not wrap where 32 bits end.
+pub(crate) fn beyond_2_gib(subject: &Subject) {
+    const LEN: usize = (1 << 31) + 5;
+    let mut ends = subject.channel();
+    let source = subject.zeroed(LEN);
+    let tail = source.slice(LEN - 9..LEN);
+    write(&tail, 7);
+    let room = subject.zeroed(LEN);
+    ends.1.post(&[Part { slice: room.slice(0..LEN), tag: 0 }]).unwrap().unwrap();
+    ends.0.post(&source.slice(0..LEN), 0).unwrap().unwrap();
+    let (out, arrived) = subject.both(&mut ends);
+    assert_eq!((out.lengths[0], arrived.lengths[0]), (LEN as u64, LEN as u64));
+    assert_eq!(bytes(&room.slice(LEN - 10..LEN)), [0, 7, 7, 7, 7, 7, 7, 7, 7, 7], "{}", subject.name);
+}
+
 /// Messages arrive, and completions come, in the order posted.
 pub(crate) fn order(subject: &Subject) {
     const MESSAGES: u64 = 60;

@@ -17,6 +17,11 @@ macro_rules! conformance {
             endings::what_was_sent_arrives_after_the_sender_is_gone, endings::long_messages_arrive_after_the_sender_is_gone, endings::nobody_listens,
             strangers::strangers_are_harmless, strangers::the_secret_is_needed,
         );
+        #[test]
+        #[ignore = "takes up to 4 GiB of memory, and a while"]
+        fn beyond_2_gib() {
+            crate::subject::run(|| $subjects, crate::cases::beyond_2_gib);
+        }
         conformance!(@run_alone $subjects; endings::nothing_is_left_behind,);
     })* };
     (@$run:ident $subjects:expr; $($file:ident::$case:ident,)*) => { $(
