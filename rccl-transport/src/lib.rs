@@ -4,6 +4,7 @@
 //! part.
 
 pub mod channel;
+pub mod cuda;
 mod error;
 pub mod region;
 
