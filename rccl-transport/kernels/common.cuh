@@ -1,23 +1,18 @@
-// What the kernels share: parameters, words in host memory, vectors of elements. Self-contained, no header of CUDA's.
+// What the kernels share: parameters, vectors of elements, sums. Self-contained, no header of CUDA's.
 //
 // Memory rules. Stations lie in host memory that every rank's device maps. Every word has one writer, so plain loads and
 // stores of system scope do; there is not one atomic on host memory. Whoever waits also watches the abort word.
 #pragma once
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include <device.cuh>
 
 constexpr u32 MAX_RANKS = 32;  // one lane of the watching warp for each peer
 constexpr u32 MAX_BLOCKS = 128;
-constexpr u32 WARP = 32;
 
 // ---- Parameters: the layouts of rccl_transport::cuda::kernels, asserted on both sides --------------------------------
 
-struct alignas(16) Line {  // 8 bytes of data, each half beside its own flag: 8 bytes arrive together even over PCIe
-    u32 data0, flag0, data1, flag1;
-};
+// A line of protocol ll: 8 bytes of data, each half before its own flag: 8 bytes arrive together even over PCIe.
+enum LineWord { LINE_DATA0, LINE_FLAG0, LINE_DATA1, LINE_FLAG1 };
 
 struct LlParams {
     const u8* input;
@@ -28,7 +23,7 @@ struct LlParams {
     u32 rank, ranks;
     float divisor;       // 1 for a sum, the number of ranks for an average
     u32 lines;           // lines of one half of a station, a power of two
-    Line* stations[MAX_RANKS];
+    Quad* stations[MAX_RANKS];   // lines
 };
 
 struct StripeParams {
@@ -62,90 +57,45 @@ static_assert(sizeof(LlParams) == 56 + 8 * MAX_RANKS, "LlParams");
 static_assert(sizeof(StripeParams) == 72 + 8 * (4 * MAX_RANKS + 1), "StripeParams");
 static_assert(sizeof(ReduceParams) == 24 + 8 * MAX_RANKS, "ReduceParams");
 
-// ---- Words -----------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ u32 load_acquire_sys(const u32* word) {
-    u32 value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void store_relaxed_sys(u32* word, u32 value) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-
-__device__ __forceinline__ bool aborted(const u32* abort) {
-    u32 value;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(abort) : "memory");
-    return value != 0;
-}
-
-__device__ __forceinline__ u32 shared_address(const u32* word) { return (u32)__cvta_generic_to_shared(word); }
-
-__device__ __forceinline__ u32 load_acquire_block(const u32* word) {
-    u32 value;
-    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared_address(word)) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void store_release_block(u32* word, u32 value) {
-    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(word)), "r"(value) : "memory");
-}
-
 // ---- Elements: T::PER of them in a 32-bit word ------------------------------------------------------------------------
 
 struct Float {
     typedef u32 Raw;
     static constexpr u32 PER = 1;
-    __device__ static __forceinline__ void unpack(u32 word, float* value) { value[0] = __uint_as_float(word); }
-    __device__ static __forceinline__ u32 pack(const float* value) { return __float_as_uint(value[0]); }
+    __device__ static __forceinline__ void unpack(u32 word, float* value) { value[0] = float_of(word); }
+    __device__ static __forceinline__ u32 pack(const float* value) { return bits_of(value[0]); }
 };
 
 struct Half {
     typedef u16 Raw;
     static constexpr u32 PER = 2;
-    __device__ static __forceinline__ void unpack(u32 word, float* value) {
-        asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
-            : "=f"(value[0]), "=f"(value[1]) : "r"(word));
-    }
-    __device__ static __forceinline__ u32 pack(const float* value) {
-        u32 word;
-        asm("{ .reg .b16 a, b; cvt.rn.f16.f32 a, %1; cvt.rn.f16.f32 b, %2; mov.b32 %0, {a, b}; }"
-            : "=r"(word) : "f"(value[0]), "f"(value[1]));
-        return word;
-    }
+    __device__ static __forceinline__ void unpack(u32 word, float* value) { halves_to_floats(word, value); }
+    __device__ static __forceinline__ u32 pack(const float* value) { return floats_to_halves(value); }
 };
 
 struct Bfloat16 {
     typedef u16 Raw;
     static constexpr u32 PER = 2;
     __device__ static __forceinline__ void unpack(u32 word, float* value) {
-        value[0] = __uint_as_float(word << 16);
-        value[1] = __uint_as_float(word & 0xffff0000u);
+        value[0] = float_of(word << 16);
+        value[1] = float_of(word & 0xffff0000u);
     }
-    __device__ static __forceinline__ u32 pack(const float* value) {
-#if __CUDA_ARCH__ >= 800
-        u32 word;
-        asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(word) : "f"(value[0]), "f"(value[1]));
-        return word;
-#else
-        return round(value[0]) | round(value[1]) << 16;
-#endif
-    }
-    // To nearest even; NaN becomes the NaN that newer devices' instruction gives, so that mixed devices agree.
-    __device__ static __forceinline__ u32 round(float value) {
-        const u32 bits = __float_as_uint(value);
-        return value != value ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-    }
+    __device__ static __forceinline__ u32 pack(const float* value) { return floats_to_bfloat16s(value); }
 };
 
-// WORDS words of elements as they lie in memory.
+// WORDS words of elements as they lie in memory. Four are a Quad, which the host's slots are made of.
 template <u32 WORDS>
-struct alignas(4 * WORDS) Vector {
-    u32 word[WORDS];
+struct VectorOf {
+    struct alignas(4 * WORDS) Type {
+        u32 word[WORDS];
+    };
 };
+template <>
+struct VectorOf<4> {
+    typedef Quad Type;
+};
+template <u32 WORDS>
+using Vector = typename VectorOf<WORDS>::Type;
 
 template <u32 WORDS>
 __device__ __forceinline__ bool is_aligned(const void* pointer) {
@@ -224,7 +174,7 @@ struct Sum {
 #pragma unroll
             for (u32 e = 0; e < T::PER; e++) {
                 float& sum = value[w * T::PER + e];
-                sum = first ? part[e] : __fadd_rn(sum, part[e]);  // not 0 + x: the sign of -0 must live
+                sum = first ? part[e] : add_rounded(sum, part[e]);  // not 0 + x: the sign of -0 must live
             }
         }
     }
@@ -243,19 +193,13 @@ struct Sum {
     // Out of line, since an exact division is long; by value, so that sums stay in registers.
     static __device__ __noinline__ Sum mean(Sum sum, float divisor) {
 #pragma unroll
-        for (u32 i = 0; i < WORDS * T::PER; i++) sum.value[i] = __fdiv_rn(sum.value[i], divisor);
+        for (u32 i = 0; i < WORDS * T::PER; i++) sum.value[i] = divide_rounded(sum.value[i], divisor);
         return sum;
     }
 };
 
 // One kernel a data type: NAME_float, NAME_half, NAME_bfloat16.
 #define FOR_EACH_TYPE(NAME, PARAMS, THREADS)                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME##_float(const __grid_constant__ PARAMS p) {            \
-        NAME<Float>(p);                                                                                                \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME##_half(const __grid_constant__ PARAMS p) {             \
-        NAME<Half>(p);                                                                                                 \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME##_bfloat16(const __grid_constant__ PARAMS p) {         \
-        NAME<Bfloat16>(p);                                                                                             \
-    }
+    KERNEL(THREADS) NAME##_float(PARAMETER PARAMS p) { NAME<Float>(p); }                                               \
+    KERNEL(THREADS) NAME##_half(PARAMETER PARAMS p) { NAME<Half>(p); }                                                 \
+    KERNEL(THREADS) NAME##_bfloat16(PARAMETER PARAMS p) { NAME<Bfloat16>(p); }

@@ -16,16 +16,8 @@ constexpr u32 LL_THREADS = 512;
 constexpr u32 LL_PEERS = 4;              // lines a thread has in flight
 constexpr u32 LL_SPINS_PER_ABORT = 32;   // polls of about a microsecond between looks at the abort word
 
-__device__ __forceinline__ Line load_line(const Line* line) {
-    Line value;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.data0), "=r"(value.flag0), "=r"(value.data1), "=r"(value.flag1) : "l"(line) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void store_line(Line* line, u32 data0, u32 data1, u32 flag) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(line), "r"(data0), "r"(flag), "r"(data1),
-                 "r"(flag) : "memory");
+__device__ __forceinline__ bool has_flag(const Quad& line, u32 flag) {
+    return line.word[LINE_FLAG0] == flag && line.word[LINE_FLAG1] == flag;
 }
 
 // Adds line `at` of all ranks, in rank order, LL_PEERS ranks in flight at a time. False if aborted.
@@ -33,7 +25,7 @@ template <class T>
 __device__ __forceinline__ bool collect_line(const LlParams& p, u64 at, u32 epoch, Vector<2> own, Sum<T, 2>& sum) {
 #pragma unroll 1
     for (u32 base = 0; base < p.ranks; base += LL_PEERS) {
-        Line line[LL_PEERS];
+        Quad line[LL_PEERS];
         u32 waiting = 0;
 #pragma unroll
         for (u32 j = 0; j < LL_PEERS; j++)
@@ -41,19 +33,19 @@ __device__ __forceinline__ bool collect_line(const LlParams& p, u64 at, u32 epoc
         for (u32 spins = 1; waiting != 0; spins++) {
 #pragma unroll
             for (u32 j = 0; j < LL_PEERS; j++)
-                if (waiting >> j & 1) line[j] = load_line(p.stations[base + j] + at);
+                if (waiting >> j & 1) line[j] = load_volatile(p.stations[base + j] + at);
 #pragma unroll
             for (u32 j = 0; j < LL_PEERS; j++)
-                if ((waiting >> j & 1) && line[j].flag0 == epoch && line[j].flag1 == epoch) waiting &= ~(1u << j);
-            if (waiting != 0 && spins % LL_SPINS_PER_ABORT == 0 && aborted(p.abort)) return false;
+                if ((waiting >> j & 1) && has_flag(line[j], epoch)) waiting &= ~(1u << j);
+            if (waiting != 0 && spins % LL_SPINS_PER_ABORT == 0 && load_relaxed_sys(p.abort) != 0) return false;
         }
 #pragma unroll
         for (u32 j = 0; j < LL_PEERS; j++)
             if (base + j < p.ranks) {
                 const bool mine = base + j == p.rank;
                 Vector<2> vector;
-                vector.word[0] = mine ? own.word[0] : line[j].data0;
-                vector.word[1] = mine ? own.word[1] : line[j].data1;
+                vector.word[0] = mine ? own.word[0] : line[j].word[LINE_DATA0];
+                vector.word[1] = mine ? own.word[1] : line[j].word[LINE_DATA1];
                 sum.add(vector, base + j == 0);
             }
     }
@@ -71,14 +63,14 @@ __device__ __forceinline__ void rccl_ll_oneshot(const LlParams& p) {
     if (epoch == 0) epoch = 2;
     const u64 half = (u64)(epoch & 1) * p.lines;
 
-    Line* mine = p.stations[p.rank] + half;
+    Quad* mine = p.stations[p.rank] + half;
 #pragma unroll 1
     for (u64 k = first; k < lines; k += stride) {
         const Vector<2> own = load_elements<T, 2>(p.input, k, p.count, input_aligned);
-        store_line(mine + k, own.word[0], own.word[1], epoch);
+        store_volatile(mine + k, Quad{{own.word[0], epoch, own.word[1], epoch}});
     }
     const u64 stale = epoch >> 1 & (p.lines - 1);
-    if (first == 0 && stale >= lines) store_line(mine + stale, 0, 0, 0);
+    if (first == 0 && stale >= lines) store_volatile(mine + stale, Quad{{0, 0, 0, 0}});
 
 #pragma unroll 1
     for (u64 k = first; k < lines; k += stride) {
@@ -89,7 +81,7 @@ __device__ __forceinline__ void rccl_ll_oneshot(const LlParams& p) {
     }
 
     // Each block advances its own word and those of the blocks that this launch does not have: no word has two users.
-    __syncthreads();
+    sync_block();
 #pragma unroll 1
     for (u32 b = blockIdx.x + threadIdx.x * gridDim.x; b < MAX_BLOCKS; b += blockDim.x * gridDim.x) p.epochs[b] = epoch;
 }

@@ -10,9 +10,12 @@
 // post warp only. The count at the start of a launch (the base) is kept in device memory and advanced by the kernel, so a
 // replayed graph works. All ranks launch the same stripes, counts and chunk sizes in the same order.
 //
-// The first `lag` steps start without a look at the peers: this rank ended its last launch only when it had seen all that
-// every peer published, and a peer's warps publish chunk k only after they have collected chunk k - 1 - lag; so at most
-// lag + 1 slots are still being read, and slots >= 2 * lag + 2 leaves lag free ones.
+// Slots need no credits, because steps bound how far a rank is ahead. Step k starts only after every peer has published
+// chunk k - lag; its warps did so only after they had collected chunk k - 2 lag - 1, and the fence before the count orders
+// those reads before it. So chunk k may overwrite chunk k - slots if slots > 2 lag. The first `lag` steps start without a
+// look at the peers: this rank's last launch ended only when it had seen every peer publish everything, so a peer is still
+// reading the last lag + 1 chunks at most, and the first lag of this launch go elsewhere if slots > 2 lag. Lag may change
+// between launches, so it is at most slots / 2 - 1 in all of them.
 #pragma once
 #include "common.cuh"
 
@@ -21,13 +24,14 @@ constexpr u32 STRIPE_WORKER_WARPS = 16;  // at most
 constexpr u32 STRIPE_THREADS = (STRIPE_WORKER_WARPS + STRIPE_SERVICE_WARPS) * WARP;
 constexpr u32 STRIPE_UNROLL = 2;         // vectors a worker has in flight
 constexpr u32 WORD_STRIDE = 32;          // u32s between words: 128 bytes
-constexpr u32 WORDS_STRIDE = 4 * WORD_STRIDE;
+constexpr u32 WORDS_STRIDE = 2 * WORD_STRIDE;
 constexpr u32 GATE_ABORTED = 0xffffffffu;
+constexpr int ABORTED = -0x40000000;     // below any number of steps allowed
 
 template <u32 COUNTS>
 struct Steps {
     u32 gate;
-    u32 marks[COUNTS][WARP];  // chunks that each worker warp has done
+    u32 marks[COUNTS][WARP];  // chunks that each worker warp has published
 };
 
 template <u32 COUNTS>
@@ -35,7 +39,7 @@ __device__ __forceinline__ void start_steps(Steps<COUNTS>& steps, u32 gate) {
     if (threadIdx.x == 0) steps.gate = gate;
     if (threadIdx.x < WARP)
         for (u32 c = 0; c < COUNTS; c++) steps.marks[c][threadIdx.x] = 0;
-    __syncthreads();
+    sync_block();
 }
 
 // Worker: waits until step `step` may start. `open` caches the gate. False if aborted.
@@ -45,10 +49,10 @@ __device__ __forceinline__ bool enter_step(const Steps<COUNTS>& steps, u32 step,
     return open != GATE_ABORTED;
 }
 
-// Worker warp: it has done `count` chunks.
+// Worker warp: it has published `count` chunks.
 template <u32 COUNTS>
 __device__ __forceinline__ void mark(Steps<COUNTS>& steps, u32 which, u32 count) {
-    __syncwarp();
+    sync_warp();
     if (threadIdx.x % WARP == 0) store_release_block(&steps.marks[which][threadIdx.x / WARP], count);
 }
 
@@ -72,16 +76,11 @@ __device__ __forceinline__ void watch(const StripeParams& p, Steps<COUNTS>& step
                 const int done = (int)(count[c] - base);
                 if (done + (int)slack[c] < allowed && done < (int)chunks) allowed = done + (int)slack[c];
             }
-        } else if (lane == p.rank && aborted(p.abort)) {
-            allowed = -0x40000000;
+        } else if (lane == p.rank && load_relaxed_sys(p.abort) != 0) {
+            allowed = ABORTED;
         }
-#pragma unroll
-        for (u32 offset = WARP / 2; offset > 0; offset /= 2) {
-            const int other = __shfl_xor_sync(0xffffffffu, allowed, offset);
-            allowed = other < allowed ? other : allowed;
-        }
-        __syncwarp();
-        if (allowed == -0x40000000) {
+        allowed = warp_min(allowed);
+        if (allowed == ABORTED) {
             if (lane == 0) store_release_block(&steps.gate, GATE_ABORTED);
             return;
         }
@@ -92,8 +91,8 @@ __device__ __forceinline__ void watch(const StripeParams& p, Steps<COUNTS>& step
     }
 }
 
-// Post warp: publishes the counts of chunks that all worker warps have done, until all counts are `chunks`; then advances
-// the base.
+// Post warp: stores the counts of chunks that all worker warps have published, until all are `chunks`; then advances the
+// base.
 template <u32 COUNTS>
 __device__ __forceinline__ void post(const StripeParams& p, const Steps<COUNTS>& steps, u32 base, u32 chunks,
                                      u32 worker_warps) {
@@ -106,22 +105,16 @@ __device__ __forceinline__ void post(const StripeParams& p, const Steps<COUNTS>&
         all = true;
 #pragma unroll
         for (u32 c = 0; c < COUNTS; c++) {
-            done[c] = lane < worker_warps ? load_acquire_block(&steps.marks[c][lane]) : chunks;
-#pragma unroll
-            for (u32 offset = WARP / 2; offset > 0; offset /= 2) {
-                const u32 other = __shfl_xor_sync(0xffffffffu, done[c], offset);
-                done[c] = other < done[c] ? other : done[c];
-            }
+            done[c] = (u32)warp_min(lane < worker_warps ? (int)load_acquire_block(&steps.marks[c][lane]) : (int)chunks);
             news = news || done[c] != posted[c];
             all = all && done[c] == chunks;
         }
-        __syncwarp();
         if (!news) {
-            if (__any_sync(0xffffffffu, load_acquire_block(&steps.gate) == GATE_ABORTED)) return;
+            if (warp_min(load_acquire_block(&steps.gate) == GATE_ABORTED ? 0 : 1) == 0) return;
             continue;
         }
         if (lane == 0) {
-            fence_sys();  // what the workers stored, and what they have read, comes before the counts
+            fence_sys();  // what the workers have stored, and what they have read, comes before the counts
 #pragma unroll
             for (u32 c = 0; c < COUNTS; c++)
                 if (done[c] != posted[c]) store_relaxed_sys(words + c * WORD_STRIDE, base + done[c]);
@@ -133,18 +126,6 @@ __device__ __forceinline__ void post(const StripeParams& p, const Steps<COUNTS>&
 }
 
 // ---- Slots -----------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ Vector<4> load_slot(const Vector<4>* from) {
-    Vector<4> v;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3]) : "l"(from) : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void store_slot(Vector<4>* to, Vector<4> v) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
-                 "r"(v.word[3]) : "memory");
-}
 
 // A chunk: vectors of a span, of which the first `full` may be accessed as vectors.
 struct Chunk {
@@ -188,7 +169,7 @@ __device__ __forceinline__ void for_vectors(const Chunk& chunk, u32 workers, Wor
 // Copies a chunk of local memory into a slot.
 template <class T>
 struct Publish {
-    Vector<4>* slot;
+    Quad* slot;
     const u8* from;
     u64 count;
     bool aligned;
@@ -200,12 +181,12 @@ struct Publish {
         for (u32 u = 0; u < U; u++)
             vector[u] = load_vector<T, 4, (U > 1)>(from, chunk.first + v + u * workers, count, aligned);
 #pragma unroll
-        for (u32 u = 0; u < U; u++) store_slot(slot + v + u * workers, vector[u]);
+        for (u32 u = 0; u < U; u++) store_weak(slot + v + u * workers, vector[u]);
     }
 };
 
 template <class T>
-__device__ __forceinline__ void publish(const StripeParams& p, Vector<4>* slot, const u8* from, u64 count, u32 number,
+__device__ __forceinline__ void publish(const StripeParams& p, Quad* slot, const u8* from, u64 count, u32 number,
                                         u32 workers) {
     const bool aligned = is_aligned<4>(from);
     Publish<T> work{slot, from, count, aligned};
@@ -218,7 +199,7 @@ struct Collect {
     Slots slots;
     const u8* own;
     u8* output;
-    Vector<4>* result;  // a slot that gets the sum too, or null
+    Quad* result;  // a slot that gets the sum too, or null
     u64 count;
     u32 rank, ranks;
     float divisor;
@@ -235,9 +216,9 @@ struct Collect {
                 for (u32 u = 0; u < U; u++)
                     vector[u] = load_vector<T, 4, (U > 1)>(own, chunk.first + v + u * workers, count, own_aligned);
             } else {
-                const Vector<4>* slot = slots(from);
+                const Quad* slot = slots(from);
 #pragma unroll
-                for (u32 u = 0; u < U; u++) vector[u] = load_slot(slot + v + u * workers);
+                for (u32 u = 0; u < U; u++) vector[u] = load_volatile(slot + v + u * workers);
             }
 #pragma unroll
             for (u32 u = 0; u < U; u++) sum[u].add(vector[u], from == 0);
@@ -245,14 +226,14 @@ struct Collect {
 #pragma unroll
         for (u32 u = 0; u < U; u++) {
             const Vector<4> vector = sum[u].finish(divisor);
-            if (result) store_slot(result + v + u * workers, vector);
+            if (result) store_weak(result + v + u * workers, vector);
             store_vector<T, 4, (U > 1)>(output, chunk.first + v + u * workers, count, output_aligned, vector);
         }
     }
 };
 
 template <class T, class Slots>
-__device__ __forceinline__ void collect(const StripeParams& p, Slots slots, const u8* own, u8* output, Vector<4>* result,
+__device__ __forceinline__ void collect(const StripeParams& p, Slots slots, const u8* own, u8* output, Quad* result,
                                         u64 count, u32 number, u32 workers) {
     const bool own_aligned = is_aligned<4>(own), output_aligned = is_aligned<4>(output);
     Collect<T, Slots> work{slots, own, output, result, count, p.rank, p.ranks, p.divisor, own_aligned, output_aligned};

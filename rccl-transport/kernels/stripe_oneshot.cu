@@ -4,21 +4,21 @@
 // Wire: S sent, (n-1)S received a rank. Slots of a station: [stripe][slot], slot_bytes each.
 #include "stripe.cuh"
 
-enum OneshotCount { ONESHOT_PUBLISHED, ONESHOT_COLLECTED, ONESHOT_COUNTS };
+enum OneshotCount { ONESHOT_PUBLISHED, ONESHOT_COUNTS };
 
 struct OneshotSlots {
     const StripeParams& p;
     u32 sequence;
 
-    __device__ __forceinline__ Vector<4>* operator()(u32 rank) const {
+    __device__ __forceinline__ Quad* operator()(u32 rank) const {
         const u64 slot = (u64)blockIdx.x * p.slots + (sequence & (p.slots - 1));
-        return reinterpret_cast<Vector<4>*>(p.stations[rank] + slot * p.slot_bytes);
+        return reinterpret_cast<Quad*>(p.stations[rank] + slot * p.slot_bytes);
     }
 };
 
 template <class T>
 __device__ __forceinline__ void rccl_stripe_oneshot(const StripeParams& p) {
-    __shared__ Steps<ONESHOT_COUNTS> steps;
+    SHARED(Steps<ONESHOT_COUNTS>, steps);
     const u32 chunks = chunks_of<T>(p, p.count), total = chunks + p.lag;
     if (chunks == 0) return;
     const u32 base = p.sequences[blockIdx.x];
@@ -26,7 +26,7 @@ __device__ __forceinline__ void rccl_stripe_oneshot(const StripeParams& p) {
 
     const u32 worker_warps = blockDim.x / WARP - STRIPE_SERVICE_WARPS, warp = threadIdx.x / WARP;
     if (warp == worker_warps) {
-        const u32 slack[ONESHOT_COUNTS] = {p.lag, p.slots};
+        const u32 slack[ONESHOT_COUNTS] = {p.lag};
         watch(p, steps, base, chunks, total, slack);
     } else if (warp > worker_warps) {
         post(p, steps, base, chunks, worker_warps);
@@ -42,7 +42,6 @@ __device__ __forceinline__ void rccl_stripe_oneshot(const StripeParams& p) {
             if (step >= p.lag) {
                 const u32 chunk = step - p.lag;
                 collect<T>(p, OneshotSlots{p, base + chunk}, p.input, p.output, nullptr, p.count, chunk, workers);
-                mark(steps, ONESHOT_COLLECTED, chunk + 1);
             }
         }
     }

@@ -3,24 +3,28 @@
 // contributions, adds them to its own in rank order, and publishes the result once at its shared station; and it collects
 // chunk k - 2 lag of the other parts' results.
 //
+// No credits, as for the one-shot. A conduit's slot: a peer that has contributed chunk k - lag has reduced k - 2 lag - 1. A
+// result's slot, written in step k for chunk k - lag: a peer that has reduced chunk k - 2 lag has gathered k - 3 lag - 1;
+// in the first steps, where that says nothing, a peer that has contributed a chunk of this launch has ended its last one.
+//
 // Wire: S sent, 2S(n-1)/n received a rank. Slots: conduits [stripe][slot][reader], shared station [stripe][slot].
 #include "stripe.cuh"
 
-enum RelayCount { RELAY_CONTRIBUTED, RELAY_REDUCED, RELAY_GATHERED, RELAY_COUNTS };
+enum RelayCount { RELAY_CONTRIBUTED, RELAY_REDUCED, RELAY_COUNTS };
 
 struct ConduitSlots {
     const StripeParams& p;
     u32 reader, sequence;
 
-    __device__ __forceinline__ Vector<4>* operator()(u32 publisher) const {
+    __device__ __forceinline__ Quad* operator()(u32 publisher) const {
         const u64 slot = ((u64)blockIdx.x * p.slots + (sequence & (p.slots - 1))) * p.ranks + reader;
-        return reinterpret_cast<Vector<4>*>(p.stations[publisher] + slot * p.slot_bytes);
+        return reinterpret_cast<Quad*>(p.stations[publisher] + slot * p.slot_bytes);
     }
 };
 
-__device__ __forceinline__ Vector<4>* result_slot(const StripeParams& p, u32 publisher, u32 sequence) {
+__device__ __forceinline__ Quad* result_slot(const StripeParams& p, u32 publisher, u32 sequence) {
     const u64 slot = (u64)blockIdx.x * p.slots + (sequence & (p.slots - 1));
-    return reinterpret_cast<Vector<4>*>(p.results[publisher] + slot * p.slot_bytes);
+    return reinterpret_cast<Quad*>(p.results[publisher] + slot * p.slot_bytes);
 }
 
 // One part of the caller's buffers.
@@ -61,7 +65,7 @@ __device__ __forceinline__ void relay_reduce(const StripeParams& p, u32 base, u3
 // Copies a chunk of a result from a slot.
 template <class T>
 struct Gather {
-    const Vector<4>* slot;
+    const Quad* slot;
     u8* output;
     u64 count;
     bool aligned;
@@ -70,7 +74,7 @@ struct Gather {
     __device__ __forceinline__ void run(const Chunk& chunk, u32 v, u32 workers) {
         Vector<4> vector[U];
 #pragma unroll
-        for (u32 u = 0; u < U; u++) vector[u] = load_slot(slot + v + u * workers);
+        for (u32 u = 0; u < U; u++) vector[u] = load_volatile(slot + v + u * workers);
 #pragma unroll
         for (u32 u = 0; u < U; u++)
             store_vector<T, 4, (U > 1)>(output, chunk.first + v + u * workers, count, aligned, vector[u]);
@@ -91,7 +95,7 @@ __device__ __forceinline__ void relay_gather(const StripeParams& p, u32 base, u3
 
 template <class T>
 __device__ __forceinline__ void rccl_stripe_relay(const StripeParams& p) {
-    __shared__ Steps<RELAY_COUNTS> steps;
+    SHARED(Steps<RELAY_COUNTS>, steps);
     // The first part is the longest; the chunks that shorter ones lack are empty, but counted.
     const u32 chunks = chunks_of<T>(p, p.parts[1] - p.parts[0]), total = chunks + 2 * p.lag;
     if (chunks == 0) return;
@@ -100,9 +104,7 @@ __device__ __forceinline__ void rccl_stripe_relay(const StripeParams& p) {
 
     const u32 worker_warps = blockDim.x / WARP - STRIPE_SERVICE_WARPS, warp = threadIdx.x / WARP;
     if (warp == worker_warps) {
-        // A peer's count of reduced chunks says both that its contributions are collected (its conduits' readers need
-        // not look: slots >= 2 lag + 2 covers them) and that its results are there.
-        const u32 slack[RELAY_COUNTS] = {p.lag, 2 * p.lag, p.slots + p.lag};
+        const u32 slack[RELAY_COUNTS] = {p.lag, 2 * p.lag};
         watch(p, steps, base, chunks, total, slack);
     } else if (warp > worker_warps) {
         post(p, steps, base, chunks, worker_warps);
@@ -119,10 +121,7 @@ __device__ __forceinline__ void rccl_stripe_relay(const StripeParams& p) {
                 relay_reduce<T>(p, base, step - p.lag, workers);
                 mark(steps, RELAY_REDUCED, step - p.lag + 1);
             }
-            if (step >= 2 * p.lag) {
-                relay_gather<T>(p, base, step - 2 * p.lag, workers);
-                mark(steps, RELAY_GATHERED, step - 2 * p.lag + 1);
-            }
+            if (step >= 2 * p.lag) relay_gather<T>(p, base, step - 2 * p.lag, workers);
         }
     }
 }

@@ -12,7 +12,7 @@ pub const MAX_BLOCKS: u32 = 128;
 /// Bytes of one line of protocol `ll`, which carries half of them.
 pub const LINE_BYTES: u64 = 16;
 /// Bytes of state words of one stripe.
-pub const STRIPE_WORDS_BYTES: usize = 512;
+pub const STRIPE_WORDS_BYTES: usize = 256;
 /// Warps of a `stripe` block that are not workers.
 pub const STRIPE_SERVICE_THREADS: u32 = 64;
 
