@@ -1,10 +1,10 @@
 //! Checks and times the CUDA kernels on real devices, without any peer access: ranks meet in a memfd only.
 //!
 //! ```text
-//! gpu-smoke [--ranks N] [--processes] [--only check|ll|stripe|relay|bulk]...
+//! gpu-smoke [--ranks N | --processes N] [--only check|ll|stripe|relay|bulk]...
 //! ```
-//! N ranks (2 by default, at most 32) as threads of this process, or with `--processes` as processes of their own (then
-//! each needs a device). Rank r uses device r modulo the number of devices. Prints medians over rounds of the slowest rank.
+//! N ranks (2 by default, at most 32): threads of this process, or with `--processes` processes of their own, which then
+//! need a device each. Rank r uses device r modulo the number of devices. Prints medians over rounds of the slowest rank.
 
 mod arena;
 mod bulk;
@@ -44,21 +44,19 @@ impl Options {
         let invalid = |what: &str, value: &str| Error::Invalid {
             what: what.to_owned(),
             value: value.to_owned(),
-            reason: "usage: gpu-smoke [--ranks 2..32] [--processes] [--only check|ll|stripe|relay|bulk]..."
-                .to_owned(),
+            reason:
+                "usage: gpu-smoke [--ranks 2..32 | --processes 2..32] [--only check|ll|stripe|relay|bulk]..."
+                    .to_owned(),
         };
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().ok_or_else(|| invalid(&argument, ""));
             match argument.as_str() {
-                "--ranks" => {
+                "--ranks" | "--processes" => {
                     let text = value()?;
-                    options.ranks = text
-                        .parse()
-                        .ok()
-                        .filter(|n| (2..=32).contains(n))
-                        .ok_or_else(|| invalid("--ranks", &text))?;
+                    let ranks = text.parse().ok().filter(|n| (2..=32).contains(n));
+                    options.ranks = ranks.ok_or_else(|| invalid(&argument, &text))?;
+                    options.processes |= argument == "--processes";
                 }
-                "--processes" => options.processes = true,
                 "--only" => options.only.push(value()?),
                 "--child" => {
                     let (rank, fd) = (value()?, value()?);
@@ -187,7 +185,7 @@ fn child(options: &Options, rank: u32, fd: RawFd) -> Result<()> {
         let devices = Device::count(&driver)?;
         if devices < options.ranks {
             return Err(Error::Unavailable {
-                what: format!("--processes with {} ranks on {devices} devices", options.ranks),
+                what: format!("--processes {} on {devices} devices", options.ranks),
                 reason:
                     "processes that share a device take turns, and kernels that wait would starve each other"
                         .to_owned(),
