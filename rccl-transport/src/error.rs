@@ -54,6 +54,16 @@ pub enum Error {
         /// What is wrong with it and what would be right.
         reason: String,
     },
+    /// A call into a device's driver failed. The code may be one that nobody has a name for.
+    #[error("{call}: {name} (code {code})")]
+    Device {
+        /// The driver's function.
+        call: &'static str,
+        /// What it returned.
+        code: u32,
+        /// What the driver calls that.
+        name: String,
+    },
     /// Something this machine or build cannot do.
     #[error("{what} cannot be used here: {reason}")]
     Unavailable {

@@ -5,6 +5,7 @@
 
 pub mod channel;
 pub mod connect;
+pub mod cuda;
 pub mod deadline;
 mod ends;
 mod error;

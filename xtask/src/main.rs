@@ -1,8 +1,9 @@
-//! Automation of the workspace: `cargo xtask ci`, `cargo xtask header`, `cargo xtask peers`.
+//! Automation of the workspace: `cargo xtask ci`, `header`, `kernels`, `peers`.
 
 mod ci;
 mod command;
 mod header;
+mod kernels;
 mod peers;
 
 use std::{
@@ -33,6 +34,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Compile the CUDA kernels into the tree, without a CUDA toolkit
+    Kernels {
+        /// Write nothing; compare the tree with a fresh compilation
+        #[arg(long)]
+        check: bool,
+    },
     /// Fetch the libraries that `rccl bench --peer` measures against
     Peers(peers::Arguments),
 }
@@ -43,6 +50,7 @@ fn main() -> ExitCode {
         Task::Ci(arguments) => ci::run(&root, &arguments),
         Task::Header { check: true } => header::check(&root),
         Task::Header { check: false } => header::write(&root),
+        Task::Kernels { check } => kernels::run(check),
         Task::Peers(arguments) => peers::run(&root, &arguments),
     };
     match outcome {
