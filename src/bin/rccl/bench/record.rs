@@ -101,11 +101,15 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The variables whose names start with one of `prefixes`, sorted, as `K=V K=V`. Secrets are left out.
-pub(super) fn variables(prefixes: &[&str]) -> String {
+/// Variables that do not change what is measured, and must not be published.
+const UNRECORDED: [&str; 3] = ["RCCL_SECRET", "RCCL_SECRET_FILE", "RCCL_CACHE"];
+
+/// The variables whose names start with one of `prefixes`, sorted, as `K=V K=V`.
+fn variables(prefixes: &[&str]) -> String {
     let mut list: Vec<String> = env::vars_os()
         .map(|(key, value)| (key.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
-        .filter(|(key, _)| prefixes.iter().any(|prefix| key.starts_with(prefix)) && !key.contains("SECRET"))
+        .filter(|(key, _)| prefixes.iter().any(|prefix| key.starts_with(prefix)))
+        .filter(|(key, _)| !UNRECORDED.contains(&key.as_str()))
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     list.sort();
