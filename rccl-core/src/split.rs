@@ -47,6 +47,12 @@ pub fn segment(len: u64, segment: u64, index: u64) -> Range<u64> {
     start..start.saturating_add(segment).min(len)
 }
 
+/// Whole elements of `data_type` in `bytes` bytes.
+#[must_use]
+pub const fn elements(bytes: u64, data_type: crate::DataType) -> u64 {
+    bytes / data_type.size_bytes() as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

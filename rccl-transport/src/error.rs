@@ -13,7 +13,7 @@ pub enum Error {
         cause: String,
     },
     /// A call into the operating system failed.
-    #[error("{call}: {source}")]
+    #[error("{call}: {source}{}", hint(source))]
     Io {
         /// What was being done, with its arguments.
         call: String,
@@ -62,6 +62,16 @@ pub enum Error {
         /// Why it cannot be had, and what would help.
         reason: String,
     },
+}
+
+/// What would help against some failures, as the end of their text.
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "; raise the limit on open files of this process (ulimit -n)",
+        Some(libc::ENFILE) => "; raise the limit on open files of this machine (sysctl fs.file-max)",
+        Some(libc::ENOMEM) => "; free memory, or raise the limit on memory or mappings",
+        _ => "",
+    }
 }
 
 impl Error {

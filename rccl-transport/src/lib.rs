@@ -4,8 +4,36 @@
 //! part.
 
 pub mod channel;
+pub mod connect;
+pub mod deadline;
+mod ends;
 mod error;
+mod fault;
+pub mod hello;
+pub mod host;
+mod inbox;
+pub mod interface;
+mod member;
+pub mod membership;
+mod outbox;
+mod reception;
+pub mod reduce;
 pub mod region;
+pub mod rendezvous;
+pub mod secret;
+pub mod shm;
+pub mod sim;
+pub mod station;
+mod sys;
+pub mod tcp;
+mod unique_id;
+mod wire;
 
 pub use error::{Error, Result};
+pub use hello::{Hello, PeerHello, Purpose};
+pub use host::HostId;
+pub use membership::{JoinOptions, Member, Membership, join};
 pub use region::{Region, Slice};
+pub use rendezvous::{Root, RootOptions};
+pub use secret::Secret;
+pub use unique_id::UniqueId;

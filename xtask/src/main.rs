@@ -1,3 +1,61 @@
-//! Automation of the workspace.
+//! Automation of the workspace: `cargo xtask ci`, `cargo xtask header`, `cargo xtask peers`.
 
-fn main() {}
+mod ci;
+mod command;
+mod header;
+mod peers;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Parser, Subcommand};
+
+/// What an automation task gives back: its error is text for a person.
+type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Automation of the rccl workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run every check that a change must pass, in order, stopping at the first that fails
+    Ci(ci::Arguments),
+    /// Write the C header from the Rust sources
+    Header {
+        /// Write nothing; fail if the committed header differs
+        #[arg(long)]
+        check: bool,
+    },
+    /// Fetch the libraries that `rccl bench --peer` measures against
+    Peers(peers::Arguments),
+}
+
+fn main() -> ExitCode {
+    let root = workspace_root();
+    let outcome = match Arguments::parse().task {
+        Task::Ci(arguments) => ci::run(&root, &arguments),
+        Task::Header { check: true } => header::check(&root),
+        Task::Header { check: false } => header::write(&root),
+        Task::Peers(arguments) => peers::run(&root, &arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The folder of the workspace's manifest: the one above this package.
+fn workspace_root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package).to_path_buf()
+}

@@ -1,0 +1,109 @@
+//! Memory shared between processes: anonymous files whose size is sealed, so that touching them cannot fail.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    ptr::NonNull,
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{FallocateFlags, MemfdFlags, SealFlags},
+    mm::{MapFlags, ProtFlags},
+};
+
+use crate::{Error, Region, Result};
+
+/// A mapping, gone when dropped.
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread, and is only unmapped through this handle.
+unsafe impl Send for Mapping {}
+// SAFETY: `&Mapping` gives access to nothing.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `map` made exactly this mapping, and the region that owned it is gone with all its slices.
+        if let Err(errno) = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) } {
+            tracing::warn!("munmap of {} bytes: {errno}", self.len);
+        }
+    }
+}
+
+/// Makes `len` zero bytes of shared memory. They exist nowhere but in processes that have the descriptor or map it.
+///
+/// # Errors
+/// [`Error::Io`] if the machine has no memory or descriptor left.
+pub(crate) fn create(len: usize) -> Result<(OwnedFd, Arc<Region>)> {
+    let failed = |call: &'static str| move |errno| Error::io(format!("{call} of {len} bytes"), errno);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("rccl", flags).map_err(failed("memfd_create"))?;
+    // Allocates what a first touch would allocate, so that a full machine is an error here and not a signal there.
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64).map_err(failed("fallocate"))?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(failed("sealing"))?;
+    let region = map(&file, len)?;
+    Ok((file, region))
+}
+
+/// Maps shared memory that another process made.
+///
+/// # Errors
+/// [`Error::Invalid`] if it has another length or could still shrink; [`Error::Io`] from the operating system.
+pub(crate) fn open(file: &OwnedFd, len: usize) -> Result<Arc<Region>> {
+    let is_len = |stat: rustix::fs::Stat| u64::try_from(stat.st_size).is_ok_and(|size| size == len as u64);
+    let sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    if !sealed || !rustix::fs::fstat(file).is_ok_and(is_len) {
+        return Err(Error::Invalid {
+            what: "a passed descriptor".into(),
+            value: format!("{file:?}"),
+            reason: format!("it is not {len} bytes of shared memory that cannot shrink"),
+        });
+    }
+    map(file, len)
+}
+
+fn map(file: impl AsFd, len: usize) -> Result<Arc<Region>> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a null hint makes the kernel choose addresses that nothing else uses.
+    let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) };
+    let start = start.map_err(|errno| Error::io(format!("mmap of {len} bytes"), errno))?;
+    let start = NonNull::new(start.cast()).expect("mmap without a fixed address never maps page 0");
+    let owner = Box::new(Mapping { start, len });
+    // SAFETY: the mapping is readable and writable, cannot shrink (sealed before it got here), and lives in `owner`.
+    Ok(unsafe { Region::from_raw(start, len, Some(owner)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+    use crate::sys::memory::word;
+
+    #[test]
+    fn both_mappings_are_the_same_memory() {
+        let (file, one) = create(8192).unwrap();
+        let two = open(&file, 8192).unwrap();
+        drop(file);
+        word(&one, 4096).store(7, Relaxed);
+        assert_eq!(word(&two, 4096).load(Relaxed), 7);
+        drop(one);
+        assert_eq!(word(&two, 4096).load(Relaxed), 7);
+    }
+
+    #[test]
+    fn memory_that_is_not_as_promised_is_refused() {
+        let (file, _region) = create(4096).unwrap();
+        assert!(open(&file, 8192).is_err());
+        assert!(rustix::fs::ftruncate(&file, 0).is_err());
+        let unsealed = rustix::fs::memfd_create("rccl", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&unsealed, 4096).unwrap();
+        assert!(open(&unsealed, 4096).unwrap_err().to_string().contains("cannot shrink"));
+        let other = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        assert!(open(&other, 0).is_err());
+    }
+}

@@ -1,0 +1,9 @@
+//! Executors: what carries a plan out. On the host a plan is run by the processor, by whichever thread waits for it.
+
+mod host;
+mod ports;
+mod program;
+
+pub(crate) use host::{Advance, Run};
+pub(crate) use ports::Ports;
+pub(crate) use program::Program;

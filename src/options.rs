@@ -1,0 +1,211 @@
+use std::time::Duration;
+
+use rccl_core::Algorithm;
+use rccl_transport::{RootOptions, interface::Choice};
+
+use crate::{Error, Result, choice::Thresholds};
+
+/// Which transports a communicator may use between its ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TransportChoice {
+    /// Shared memory between ranks of one host, TCP between hosts.
+    #[default]
+    Auto,
+    /// Shared memory only: ranks on different hosts are an error.
+    Shm,
+    /// TCP between all ranks, also on one host.
+    Tcp,
+}
+
+impl TransportChoice {
+    /// The choice's name, as on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+impl std::str::FromStr for TransportChoice {
+    type Err = rccl_core::Error;
+
+    fn from_str(name: &str) -> rccl_core::Result<Self> {
+        [Self::Auto, Self::Shm, Self::Tcp].into_iter().find(|choice| choice.name() == name).ok_or_else(|| {
+            rccl_core::Error::Name {
+                what: "transport",
+                name: name.to_owned(),
+                expected: "auto shm tcp".to_owned(),
+            }
+        })
+    }
+}
+
+/// How a communicator is made and how patient it is. Everything but the times must be equal on all ranks; creation checks
+/// that.
+///
+/// ```
+/// let options = rccl::Options { deadline: std::time::Duration::from_secs(60), ..Default::default() };
+/// ```
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Which transports may be used. Variable `RCCL_TRANSPORT`; `NCCL_SHM_DISABLE=1` means `tcp`.
+    pub transport: TransportChoice,
+    /// The algorithm for all collectives that have it; `None` chooses by size. Variable `RCCL_ALGORITHM`.
+    pub algorithm: Option<Algorithm>,
+    /// All-reduces of at most this many bytes use `oneshot` where `algorithm` is `None`; `None` takes a value that suits
+    /// the size of the group. Variable `RCCL_ONESHOT_BYTES`.
+    pub oneshot_bytes: Option<u64>,
+    /// Data bytes of a station slot (a power of two from 4 KiB to 64 MiB); `None` takes a value that suits the size of
+    /// the group. Variable `RCCL_SLOT_BYTES`.
+    pub slot_bytes: Option<u32>,
+    /// Slots of a station, 1 to 64. Variable `RCCL_SLOTS`.
+    pub slots: u32,
+    /// How long creation may take before it gives up and names the missing ranks. Variable `RCCL_INIT_TIMEOUT_S`.
+    pub init_timeout: Duration,
+    /// How long a collective may take. Variable `RCCL_TIMEOUT_S`.
+    pub deadline: Duration,
+    /// How long a rank may show no sign of life. Variable `RCCL_HEARTBEAT_S`.
+    pub heartbeat: Duration,
+    /// The interfaces on which ranks can be reached. Variables `RCCL_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME` and
+    /// `NCCL_SOCKET_FAMILY`. May differ between ranks.
+    pub interfaces: Choice,
+    /// Sockets of a TCP channel, 1 to 16. Variable `RCCL_TCP_SOCKETS`.
+    pub tcp_sockets: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            transport: TransportChoice::Auto,
+            algorithm: None,
+            oneshot_bytes: None,
+            slot_bytes: None,
+            slots: 4,
+            init_timeout: Duration::from_secs(120),
+            deadline: Duration::from_secs(600),
+            heartbeat: Duration::from_secs(30),
+            interfaces: Choice::any(),
+            tcp_sockets: 1,
+        }
+    }
+}
+
+impl Options {
+    /// The defaults, changed by the environment's `RCCL_*` and `NCCL_*` variables.
+    ///
+    /// # Errors
+    /// A variable whose value makes no sense, by name.
+    pub fn from_env() -> Result<Self> {
+        let mut options = Self { interfaces: Choice::from_env()?, ..Self::default() };
+        if variable::<u32>("NCCL_SHM_DISABLE")?.is_some_and(|value| value != 0) {
+            options.transport = TransportChoice::Tcp;
+        }
+        if let Some(transport) = variable("RCCL_TRANSPORT")? {
+            options.transport = transport;
+        }
+        options.algorithm = match std::env::var("RCCL_ALGORITHM").as_deref() {
+            Ok("auto") => None,
+            _ => variable("RCCL_ALGORITHM")?,
+        };
+        options.oneshot_bytes = variable("RCCL_ONESHOT_BYTES")?;
+        options.slot_bytes = variable("RCCL_SLOT_BYTES")?;
+        if let Some(slots) = variable("RCCL_SLOTS")? {
+            options.slots = slots;
+        }
+        if let Some(sockets) = variable("RCCL_TCP_SOCKETS")? {
+            options.tcp_sockets = sockets;
+        }
+        for (name, field) in [
+            ("RCCL_INIT_TIMEOUT_S", &mut options.init_timeout),
+            ("RCCL_TIMEOUT_S", &mut options.deadline),
+            ("RCCL_HEARTBEAT_S", &mut options.heartbeat),
+        ] {
+            if let Some(seconds) = variable::<f64>(name)? {
+                *field = Duration::try_from_secs_f64(seconds)
+                    .map_err(|error| invalid(name, &seconds.to_string(), &error.to_string()))?;
+            }
+        }
+        options.check()?;
+        Ok(options)
+    }
+
+    /// Checks that the options make sense by themselves.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] naming the field.
+    pub fn check(&self) -> Result<()> {
+        let argument = |what, reason: &str| Err(Error::Argument { what, reason: reason.to_owned() });
+        if !(1..=64).contains(&self.slots) {
+            return argument("Options::slots", "a station has 1 to 64 slots");
+        }
+        if self
+            .slot_bytes
+            .is_some_and(|bytes| !bytes.is_power_of_two() || !(4096..=64 << 20).contains(&bytes))
+        {
+            return argument("Options::slot_bytes", "a slot has a power of two of bytes, 4096 to 67108864");
+        }
+        if !(1..=16).contains(&self.tcp_sockets) {
+            return argument("Options::tcp_sockets", "a TCP channel has 1 to 16 sockets");
+        }
+        if self.deadline.is_zero() || self.heartbeat.is_zero() || self.init_timeout.is_zero() {
+            return argument("Options", "deadline, heartbeat and init_timeout must be longer than 0");
+        }
+        Ok(())
+    }
+
+    /// How the root of a group with these options serves it.
+    #[must_use]
+    pub fn root(&self) -> RootOptions {
+        RootOptions { deadline: self.init_timeout, choice: self.interfaces.clone(), ..RootOptions::default() }
+    }
+
+    /// Data bytes of a slot in a group of `size` ranks.
+    pub(crate) fn slot_bytes(&self, size: u32) -> u32 {
+        // Large enough to hide the cost of words; small enough that a rank's stations stay in its cache.
+        self.slot_bytes.unwrap_or(match size {
+            0..=4 => 128 << 10,
+            5..=16 => 64 << 10,
+            _ => 32 << 10,
+        })
+    }
+
+    /// The numbers that choose algorithms in a group of `size` ranks.
+    pub(crate) fn thresholds(&self, size: u32) -> Thresholds {
+        Thresholds {
+            algorithm: self.algorithm,
+            // One hop moves (n-1) times the bytes, two hops cost a second wait.
+            oneshot_bytes: self.oneshot_bytes.unwrap_or(match size {
+                0..=2 => 16 << 10,
+                3..=4 => 8 << 10,
+                _ => 4 << 10,
+            }),
+            slot_bytes: u64::from(self.slot_bytes(size)),
+        }
+    }
+}
+
+/// Reads and parses a variable. Unset and empty are the same.
+fn variable<T: std::str::FromStr>(name: &'static str) -> Result<Option<T>>
+where
+    T::Err: std::fmt::Display,
+{
+    match std::env::var(name) {
+        Ok(value) if !value.is_empty() => {
+            value.parse().map(Some).map_err(|error: T::Err| invalid(name, &value, &error.to_string()))
+        }
+        Err(std::env::VarError::NotUnicode(_)) => Err(invalid(name, "not text", "it must be UTF-8")),
+        _ => Ok(None),
+    }
+}
+
+fn invalid(name: &str, value: &str, reason: &str) -> Error {
+    rccl_transport::Error::Invalid {
+        what: format!("environment variable {name}"),
+        value: value.to_owned(),
+        reason: reason.to_owned(),
+    }
+    .into()
+}
