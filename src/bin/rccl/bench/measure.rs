@@ -9,7 +9,7 @@ use super::{
     message::{Command, Job, Measured},
     peer::Peer,
     settings::Settings,
-    statistics::{bus_factor, gigabytes_per_second, iterations, median},
+    statistics::{bus_factor, gigabytes_per_second, iterations, median, warmup},
 };
 use crate::{error::Result, plan};
 
@@ -121,7 +121,7 @@ impl Spec {
             count: self.count,
             in_place,
             warmup: 1,
-            iterations: 3,
+            iterations: trial(self.bytes()),
             samples: 0,
             checks: Vec::new(),
         }
@@ -131,6 +131,11 @@ impl Spec {
         let bytes = self.bytes() as f64 * f64::from(operations);
         if bytes > 0.0 { cpu_s / bytes * 1e9 } else { 0.0 }
     }
+}
+
+/// Operations of the first batch, which finds out how long they take.
+pub(super) const fn trial(bytes: u64) -> u32 {
+    if bytes < 1 << 20 { 3 } else { 1 }
 }
 
 /// Measures a line. `seeds` gives fresh data for every round.
@@ -176,11 +181,9 @@ fn point(
     seeds: &mut impl Iterator<Item = u64>,
 ) -> Result<Point> {
     let mut job = spec.job(in_place);
-    job.iterations = match settings.iterations {
-        Some(count) => count,
-        None => iterations(slowest(&workers.ask(&Command::Measure(job.clone()))?)),
-    };
-    job.warmup = settings.warmup;
+    let us = slowest(&workers.ask(&Command::Measure(job.clone()))?);
+    job.iterations = settings.iterations.unwrap_or_else(|| iterations(us));
+    job.warmup = settings.warmup.unwrap_or_else(|| warmup(us));
     job.samples = settings.samples.min(job.iterations);
     let mut peer_batch =
         peer.as_deref_mut().map(|peer| peer.prepare(settings, spec, in_place)).transpose()?.flatten();

@@ -117,16 +117,14 @@ impl Campaign<'_> {
 
     /// The lines above the table.
     fn head(&mut self, transport: Transport, workers: &Workers, peer: Option<&Peer>) -> Result<()> {
-        let &Settings { collective, ranks, algorithm, rounds, warmup, .. } = self.settings;
+        let &Settings { collective, ranks, algorithm, rounds, .. } = self.settings;
         let algorithm = algorithm.map_or("auto", |algorithm| algorithm.name());
         let transport = transport.name();
         self.table.line(&format!("# {}", self.provenance.machine))?;
         self.table
             .line(&format!("# {collective}, {ranks} ranks, transport {transport}, algorithm {algorithm}"))?;
         self.table.line(&format!("# {}", workers.describe))?;
-        self.table.line(&format!(
-            "# {rounds} round(s), {warmup} operations of warm-up; times are the slowest rank's"
-        ))?;
+        self.table.line(&format!("# {rounds} round(s); times are the slowest rank's"))?;
         if let (Some(peer), Some(name)) = (peer, self.options.peer) {
             self.table.line(&format!("# peer {} {} {}", name.name(), peer.version, peer.env))?;
         }

@@ -70,16 +70,15 @@ pub(crate) struct Options {
     /// Timed operations [default: as many as fill 20 ms, at least 20 where that takes no longer than half a second]
     #[arg(short = 'n', long, visible_alias = "iters", value_parser = clap::value_parser!(u32).range(1..), value_name = "COUNT", help_heading = "How it is measured")]
     pub(super) iterations: Option<u32>,
-    /// Operations before the clock starts
+    /// Operations before the clock starts [default: 5, fewer where they take long]
     #[arg(
         short = 'w',
         long,
         visible_alias = "warmup_iters",
-        default_value_t = 5,
         value_name = "COUNT",
         help_heading = "How it is measured"
     )]
-    pub(super) warmup: u32,
+    pub(super) warmup: Option<u32>,
     /// Operations on fresh random data whose every element is checked, in each round; 0 checks nothing
     #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1000), value_name = "COUNT", help_heading = "How it is measured")]
     pub(super) check: u32,

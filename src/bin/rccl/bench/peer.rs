@@ -16,10 +16,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    measure::{Batch, Spec},
+    measure::{Batch, Spec, trial},
     options::{PeerName, Transport},
     settings::Settings,
-    statistics::iterations,
+    statistics::{iterations, warmup},
 };
 use crate::error::{Error, Result};
 
@@ -115,7 +115,7 @@ impl Peer {
             processes: Vec::new(),
             ranks: Vec::new(),
             version: String::new(),
-            env: described(&env, settings),
+            env: described(name, &env, settings),
             refusals: Vec::new(),
             _folder: folder,
         };
@@ -206,7 +206,7 @@ impl Peer {
             op: spec.op.map_or("sum", |op| op.name()),
             bytes: spec.bytes(),
             warmup: 1,
-            iterations: 3,
+            iterations: trial(spec.bytes()),
             in_place,
             check: false,
         };
@@ -218,7 +218,7 @@ impl Peer {
             }
         };
         ask.iterations = settings.iterations.unwrap_or_else(|| iterations(us));
-        ask.warmup = settings.warmup;
+        ask.warmup = settings.warmup.unwrap_or_else(|| warmup(us));
         ask.check = settings.checks > 0;
         Ok(Some(ask))
     }
@@ -347,11 +347,14 @@ fn not_installed(name: PeerName) -> Error {
 }
 
 /// The variables that choose how a peer works, `K=V K=V`: those of its transport and those that the user gave.
-fn described(env: &BTreeMap<String, String>, settings: &Settings) -> String {
+fn described(name: PeerName, env: &BTreeMap<String, String>, settings: &Settings) -> String {
+    let transport: &[&str] = match name {
+        PeerName::Gloo => &["GLOO_SOCKET_IFNAME"],
+        PeerName::Openmpi => &["OMPI_MCA_btl", "OMPI_MCA_pml"],
+        PeerName::Nccl => &[],
+    };
     let given = |key: &str| settings.peer_env.iter().any(|(name, _)| name == key);
-    let chosen = env.iter().filter(|(key, _)| {
-        given(key) || ["OMPI_MCA_btl", "OMPI_MCA_pml", "GLOO_SOCKET_IFNAME"].contains(&key.as_str())
-    });
+    let chosen = env.iter().filter(|(key, _)| given(key) || transport.contains(&key.as_str()));
     chosen.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
 }
 

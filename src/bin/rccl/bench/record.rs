@@ -101,11 +101,13 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The variables whose names start with one of `prefixes`, sorted, as `K=V K=V`. Secrets are left out.
-pub(super) fn variables(prefixes: &[&str]) -> String {
+/// The variables whose names start with one of `prefixes`, sorted, as `K=V K=V`, but for secrets and the place of the cache:
+/// they do not change what is measured, and records are published.
+fn variables(prefixes: &[&str]) -> String {
     let mut list: Vec<String> = env::vars_os()
         .map(|(key, value)| (key.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
-        .filter(|(key, _)| prefixes.iter().any(|prefix| key.starts_with(prefix)) && !key.contains("SECRET"))
+        .filter(|(key, _)| prefixes.iter().any(|prefix| key.starts_with(prefix)))
+        .filter(|(key, _)| !key.contains("SECRET") && key != "RCCL_CACHE")
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     list.sort();

@@ -20,7 +20,7 @@ pub(super) struct Settings {
     pub(super) algorithm: Option<Algorithm>,
     pub(super) transports: Vec<Transport>,
     pub(super) iterations: Option<u32>,
-    pub(super) warmup: u32,
+    pub(super) warmup: Option<u32>,
     pub(super) checks: u32,
     pub(super) rounds: u32,
     pub(super) samples: u32,

@@ -47,6 +47,12 @@ pub(super) fn iterations(us: f64) -> u32 {
     fill.max(usual).clamp(3.0, 20_000.0) as u32
 }
 
+/// How many operations of `us` microseconds each to carry out before timing a batch: 5, fewer where that takes longer than a
+/// tenth of a second, at least 1.
+pub(super) fn warmup(us: f64) -> u32 {
+    (100e3 / us.max(0.1)).clamp(1.0, 5.0) as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,5 +91,6 @@ mod tests {
         assert_eq!(iterations(10_000.0), 20);
         assert_eq!(iterations(100_000.0), 5);
         assert_eq!(iterations(5_000_000.0), 3);
+        assert_eq!([0.0, 2.0, 40e3, 5e6].map(warmup), [5, 5, 2, 1]);
     }
 }
