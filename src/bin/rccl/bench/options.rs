@@ -111,7 +111,7 @@ pub(crate) struct Options {
     /// Draw bus bandwidth over size
     #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
     pub(super) plot: Option<PathBuf>,
-    /// Write the same points to benches/record/<time>-<what>.jsonl
+    /// Write the same points to benches/record, named after the time and what was measured
     #[arg(long, help_heading = "Output")]
     pub(super) record: bool,
 }
