@@ -167,7 +167,7 @@ fn a_group_needs_sensible_numbers() {
         let error = Communicator::create(&id, rank, size, &defaults()).unwrap_err();
         assert!(error.to_string().contains("rank"), "{error}");
     }
-    let options = Options { slots: 0, ..defaults() };
+    let options = Options { slots: Some(0), ..defaults() };
     assert!(Communicator::local(1, &options).unwrap_err().to_string().contains("slots"));
 }
 
@@ -249,7 +249,7 @@ fn different_options_are_refused_at_creation() {
             .map(|(rank, slots)| {
                 let id = &id;
                 threads.spawn(move || {
-                    let options = Options { slots, ..defaults() };
+                    let options = Options { slots: Some(slots), ..defaults() };
                     Communicator::create(id, rank as u32, 2, &options).unwrap_err().to_string()
                 })
             })

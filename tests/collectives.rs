@@ -180,7 +180,7 @@ fn sixteen_ranks_on_few_cores() {
 #[test]
 fn large_messages_pass_through_small_slots() {
     for transport in TRANSPORTS {
-        let options = Options { slot_bytes: Some(4096), slots: 1, ..common::options(transport, None) };
+        let options = Options { slot_bytes: Some(4096), slots: Some(1), ..common::options(transport, None) };
         common::group(3, &options, |communicator| {
             for count in [1_000, 1_000_003] {
                 let request = Request::all_reduce(count, DataType::Bfloat16, ReduceOp::Avg);

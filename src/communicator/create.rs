@@ -60,14 +60,16 @@ impl fmt::Display for Description {
 /// What all ranks must have been given alike, as it is compared.
 const AGREED: [&str; 6] = ["transport", "algorithm", "oneshot_bytes", "slot_bytes", "slots", "version"];
 
-fn agreed(options: &Options, size: u32) -> [String; AGREED.len()] {
-    let thresholds = options.thresholds(size);
+fn agreed(options: &Options) -> [String; AGREED.len()] {
+    fn or_auto(value: Option<impl fmt::Display>) -> String {
+        value.map_or_else(|| "auto".to_owned(), |value| value.to_string())
+    }
     [
         options.transport.name().to_owned(),
-        options.algorithm.map_or("auto", rccl_core::Algorithm::name).to_owned(),
-        thresholds.oneshot_bytes.to_string(),
-        options.slot_bytes(size).to_string(),
-        options.slots.to_string(),
+        or_auto(options.algorithm),
+        or_auto(options.oneshot_bytes),
+        or_auto(options.slot_bytes),
+        or_auto(options.slots),
         crate::VERSION.to_owned(),
     ]
 }
@@ -88,7 +90,7 @@ impl Communicator {
             choice: options.interfaces.clone(),
             ..JoinOptions::default()
         };
-        let payload = agreed(options, size).join("\n").into_bytes();
+        let payload = agreed(options).join("\n").into_bytes();
         let membership = rccl_transport::join(id, group, payload, &join)?;
         Creation { group, options, membership, deadline }.finish()
     }
@@ -183,12 +185,13 @@ impl Creation<'_> {
             _ => "tcp",
         };
         let sizes = arena.layout().sizes;
+        let thresholds = self.options.thresholds(self.group.size(), self.network());
         let description = Description {
             transports: self.group.ranks().map(transport).collect(),
             arena_bytes: arena.layout().len_bytes(),
             slots: sizes.slots,
             slot_bytes: sizes.slot_bytes,
-            oneshot_bytes: self.options.thresholds(self.group.size()).oneshot_bytes,
+            oneshot_bytes: thresholds.oneshot_bytes,
             strangers: self.membership.strangers,
         };
         // Nobody publishes before everybody has mapped and connected everything.
@@ -197,7 +200,13 @@ impl Creation<'_> {
         let inner = Arc::new(Inner {
             group: self.group,
             state: Arc::clone(&state),
-            driver: Mutex::new(Driver::new(self.group, ports, residents.len(), self.options)),
+            driver: Mutex::new(Driver::new(
+                self.group,
+                thresholds,
+                ports,
+                residents.len(),
+                self.options.deadline,
+            )),
             jobs: Mutex::default(),
             jobs_left: AtomicUsize::new(0),
             running: Mutex::new(None),
@@ -231,6 +240,13 @@ impl Creation<'_> {
         Ok(())
     }
 
+    /// Whether some ranks of the group reach each other over a network. All ranks come to the same answer.
+    fn network(&self) -> bool {
+        let members = &self.membership.members;
+        let together = members.iter().all(|member| member.host == members[0].host);
+        self.group.size() > 1 && (self.options.transport == TransportChoice::Tcp || !together)
+    }
+
     /// The ranks that this one shares memory with, itself included.
     fn residents(&self) -> Result<Vec<Rank>> {
         let me = self.group.rank();
@@ -252,7 +268,9 @@ impl Creation<'_> {
     /// Makes or opens the arena of this host.
     fn share_arena(&mut self, residents: &[Rank]) -> Result<Arena> {
         let size = self.group.size();
-        let sizes = Sizes { slots: self.options.slots, slot_bytes: self.options.slot_bytes(size) };
+        let network = self.network();
+        let (slots, slot_bytes) = (self.options.slots(size, network), self.options.slot_bytes(size, network));
+        let sizes = Sizes { slots, slot_bytes };
         let layout = Layout { group_size: size, residents: residents.to_vec(), sizes };
         let leads = residents[0] == self.group.rank();
         let file = if leads { Some(Arena::create(&layout)?) } else { None };

@@ -9,7 +9,7 @@ use std::{
 use rccl_core::{Group, Rank, Request, planner};
 
 use crate::{
-    Error, Options, Result,
+    Error, Result,
     choice::Thresholds,
     engine::{GRACE_AFTER_GOODBYE, Seat},
     exec::{Advance, Ports, Program, Run},
@@ -33,16 +33,22 @@ pub(crate) struct Driver {
 const MAX_PROGRAMS: usize = 1024;
 
 impl Driver {
-    pub(crate) fn new(group: Group, ports: Ports, residents: usize, options: &Options) -> Self {
+    pub(crate) fn new(
+        group: Group,
+        thresholds: Thresholds,
+        ports: Ports,
+        residents: usize,
+        deadline: Duration,
+    ) -> Self {
         Self {
             group,
-            thresholds: options.thresholds(group.size()),
+            thresholds,
             ports,
             programs: HashMap::new(),
             last: None,
             spare: None,
             patience: Patience::new(residents),
-            deadline: options.deadline,
+            deadline,
         }
     }
 
