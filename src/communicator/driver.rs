@@ -113,6 +113,18 @@ impl Driver {
 
     /// Carries a run out, waiting as long as it takes or the deadline allows.
     pub(crate) fn finish(&mut self, run: &mut Run, state: &State, seat: &Seat) -> Result<()> {
+        if !run.program().streams {
+            return self.drive(run, state, seat);
+        }
+        let way = run.program().ways.lock().choose();
+        run.write_slots(way);
+        let began = Instant::now();
+        self.drive(run, state, seat)?;
+        run.program().ways.lock().note(way, began.elapsed());
+        Ok(())
+    }
+
+    fn drive(&mut self, run: &mut Run, state: &State, seat: &Seat) -> Result<()> {
         let mut wait = Wait::default();
         loop {
             match run.advance(&mut self.ports).map_err(|fault| fault.explain(state))? {
@@ -253,9 +265,10 @@ struct Patience {
 
 impl Patience {
     /// For a rank that shares the host with `residents - 1` others. Where every rank has a core, spinning is the fastest
-    /// way to wait; where not, it keeps the very rank from running that is waited for.
+    /// way to wait, for a short while: the scheduler may have put two ranks on one core all the same, and then, as where
+    /// there are more ranks than cores, spinning keeps the very rank from running that is waited for.
     fn new(residents: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        if residents <= cores { Self { spins: 2000, yields: 20 } } else { Self { spins: 10, yields: 40 } }
+        if residents <= cores { Self { spins: 300, yields: 1000 } } else { Self { spins: 10, yields: 40 } }
     }
 }

@@ -6,7 +6,7 @@ use rccl_transport::{
     station::{LABEL_BYTES, Origin, StationError},
 };
 
-use super::{Ports, Program, program::HostOperand, program::HostStep};
+use super::{Ports, Program, Way, program::HostOperand, program::HostStep};
 use crate::{Error, call::Call, state::State};
 
 /// One call being carried out by the processor. Nothing here waits: whoever drives it decides when to look again.
@@ -18,6 +18,8 @@ pub(crate) struct Run {
     output: *mut u8,
     /// The number of the call, for those who wonder where a message comes from.
     call: u64,
+    /// Whether slots are written past the cache.
+    streams_slots: bool,
     scratch: Vec<u8>,
     /// Kept between steps for their room.
     sources: Vec<Source>,
@@ -96,6 +98,7 @@ impl Run {
         let mut run = Self {
             progress: Progress::default(),
             call: Self::NO_CALL,
+            streams_slots: false,
             scratch: Vec::new(),
             sources: Vec::new(),
             targets: Vec::new(),
@@ -116,6 +119,7 @@ impl Run {
             self.program = Arc::clone(program);
         }
         (self.input, self.output, self.call) = (input, output, Self::NO_CALL);
+        self.streams_slots = false;
         self.restart();
     }
 
@@ -130,6 +134,11 @@ impl Run {
     /// Tells the run which call it is.
     pub(crate) const fn number(&mut self, call: u64) {
         self.call = call;
+    }
+
+    /// Says how slots are to be written.
+    pub(crate) fn write_slots(&mut self, way: Way) {
+        self.streams_slots = way == Way::Streamed;
     }
 
     /// The program being run.
@@ -222,7 +231,7 @@ impl Run {
                 HostOperand::Slot { port } => {
                     let publisher = ports.publishers[port].as_mut().expect("a plan's stations exist");
                     let Some(slot) = publisher.claim(len)? else { return Ok(false) };
-                    Target { ptr: slot.as_ptr(), stream: false }
+                    Target { ptr: slot.as_ptr(), stream: self.streams_slots }
                 }
             };
             self.targets.push(target);

@@ -3,7 +3,9 @@
 mod host;
 mod ports;
 mod program;
+mod way;
 
 pub(crate) use host::{Advance, Run};
 pub(crate) use ports::Ports;
 pub(crate) use program::Program;
+pub(crate) use way::{Way, Ways};

@@ -1,3 +1,4 @@
+use parking_lot::Mutex;
 use rccl_core::{
     Collective, Plan,
     plan::{Action, Buffer, Operand, Step},
@@ -7,7 +8,7 @@ use rccl_transport::{
     station::{LABEL_BYTES, Label},
 };
 
-use super::Ports;
+use super::{Ports, Ways};
 use crate::call::Call;
 
 /// A plan made ready for the host executor: operands are ports and byte offsets, the reduction is a function.
@@ -18,6 +19,8 @@ pub(crate) struct Program {
     pub(crate) reducer: Reducer,
     pub(crate) steps: Vec<HostStep>,
     label: Label,
+    /// How slots are best written, where that matters.
+    pub(crate) ways: Mutex<Ways>,
     /// Whether results are too large to stay in the cache, so that they are better written around it.
     pub(crate) streams: bool,
 }
@@ -57,6 +60,7 @@ impl Program {
             reducer: Reducer::new(request.data_type, op, plan.group.size()),
             steps,
             label: Call::new(request, plan.algorithm).label(),
+            ways: Mutex::default(),
             streams: longest >= STREAM_BYTES,
             plan,
         }

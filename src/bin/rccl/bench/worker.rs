@@ -10,6 +10,7 @@ use rccl::{Communicator, TransportChoice};
 use rccl_core::{Algorithm, Group, Request};
 use rustix::{
     process::{Signal, set_parent_process_death_signal},
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
 use serde::Serialize;
@@ -75,6 +76,7 @@ fn serve(options: &WorkerOptions) -> Result<()> {
     library.algorithm = options.algorithm.0.or(library.algorithm);
     (library.deadline, library.init_timeout) = (patience, patience);
     let communicator = Communicator::create(&id, options.rank, options.ranks, &library)?;
+    bind(options.rank, options.ranks)?;
     let description = communicator.describe();
     let transport = if description.transports.contains(&"tcp") { "tcp" } else { "shm" };
     say(&Hello { rank: options.rank, describe: description.to_string(), transport: transport.to_owned() })?;
@@ -95,6 +97,19 @@ fn serve(options: &WorkerOptions) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// Gives this rank's thread a processor of its own where there are enough, as `mpirun` does, so that a measurement does not
+/// depend on where the scheduler woke the ranks. Not before the engine's thread exists: that one stays free.
+fn bind(rank: u32, ranks: u32) -> Result<()> {
+    let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
+    let mut processors = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
+    if allowed.count() < ranks {
+        return Ok(());
+    }
+    let mut own = CpuSet::new();
+    own.set(processors.nth(rank as usize).expect("as many as ranks"));
+    Ok(sched_setaffinity(None, &own).map_err(io::Error::from)?)
 }
 
 /// Reusable memory that starts at a page, so that no measurement depends on where the allocator put it.
