@@ -22,6 +22,14 @@ pub enum Error {
         /// The number of ranks in the group.
         size: u32,
     },
+    /// A request lacks something that its collective needs.
+    #[error("{collective} needs {what}, and the request has none")]
+    Incomplete {
+        /// The collective that was asked for.
+        collective: Collective,
+        /// What is missing: "an operator" or "a root".
+        what: &'static str,
+    },
     /// The algorithm does not implement the collective.
     #[error("{collective} has no algorithm {algorithm}; it has {}", .collective.algorithms_text())]
     Algorithm {

@@ -3,8 +3,12 @@
 mod host;
 mod ports;
 mod program;
+#[cfg(test)]
+mod tests;
 mod way;
 
+#[cfg(test)]
+pub(crate) use host::Fault;
 pub(crate) use host::{Advance, Run};
 pub(crate) use ports::Ports;
 pub(crate) use program::Program;

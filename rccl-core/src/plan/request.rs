@@ -107,9 +107,16 @@ impl Request {
     /// Checks everything about the request that can be checked on one rank.
     ///
     /// # Errors
-    /// [`Error::NoSuchRank`] for a root, source or destination outside the group; [`Error::TooLong`] where a buffer would
+    /// [`Error::Incomplete`] for a reduction without operator or a broadcast without root; [`Error::NoSuchRank`] for a root, source or destination outside the group; [`Error::TooLong`] where a buffer would
     /// exceed 2^63 bytes; [`Error::Operator`] where the operator does not suit the type.
     pub fn check(&self, group: Group) -> Result<()> {
+        let incomplete = |what| Err(Error::Incomplete { collective: self.collective, what });
+        if self.collective.reduces() && self.op.is_none() {
+            return incomplete("an operator");
+        }
+        if self.collective == Collective::Broadcast && self.root.is_none() {
+            return incomplete("a root");
+        }
         for (what, rank) in [("root", self.root), ("destination", self.to), ("source", self.from)] {
             if let Some(rank) = rank {
                 group.member(what, rank.0)?;
@@ -120,5 +127,22 @@ impl Request {
             return Err(Error::TooLong { count: self.count, data_type: self.data_type, size: group.size() });
         }
         self.op.map_or(Ok(()), |op| op.check(self.data_type))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planner;
+
+    #[test]
+    fn a_request_without_what_it_needs_is_refused() {
+        let group = Group::new(2, 0).unwrap();
+        let reduce = Request { op: None, ..Request::all_reduce(8, DataType::Float, ReduceOp::Sum) };
+        let broadcast = Request { root: None, ..Request::broadcast(8, DataType::Float, Rank(0)) };
+        for (request, what) in [(reduce, "an operator"), (broadcast, "a root")] {
+            let error = planner::plan(group, &request, crate::Algorithm::Oneshot, 4).unwrap_err();
+            assert_eq!(error, Error::Incomplete { collective: request.collective, what });
+        }
     }
 }
