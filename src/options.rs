@@ -126,7 +126,10 @@ impl Options {
                     .map_err(|error| invalid(name, &seconds.to_string(), &error.to_string()))?;
             }
         }
-        options.check()?;
+        options.check().map_err(|error| match error {
+            Error::Argument { what, reason } => Error::Argument { what: variable_of(what), reason },
+            other => other,
+        })?;
         Ok(options)
     }
 
@@ -198,6 +201,17 @@ impl Options {
             }),
             slot_bytes: u64::from(self.slot_bytes(size, network)),
         }
+    }
+}
+
+/// The variable behind an option that [`Options::check`] refuses.
+fn variable_of(option: &'static str) -> &'static str {
+    match option {
+        "Options::slots" => "environment variable RCCL_SLOTS",
+        "Options::slot_bytes" => "environment variable RCCL_SLOT_BYTES",
+        "Options::tcp_sockets" => "environment variable RCCL_TCP_SOCKETS",
+        "Options" => "environment variable RCCL_TIMEOUT_S, RCCL_HEARTBEAT_S or RCCL_INIT_TIMEOUT_S",
+        other => other,
     }
 }
 

@@ -46,7 +46,7 @@ impl fmt::Display for Description {
         let count = |name| self.transports.iter().filter(|&&transport| transport == name).count();
         write!(
             f,
-            "{} ranks ({} by shared memory, {} by tcp), {} slots of {} KiB a station, {} KiB of stations",
+            "{} ranks (peers: {} by shared memory, {} by tcp), {} slots of {} KiB a station, {} KiB of stations",
             self.transports.len(),
             count("shm"),
             count("tcp"),
@@ -136,6 +136,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::create`], and those of the collectives that all ranks agree by.
     pub fn split(&self, color: Option<u32>, key: i32, options: &Options) -> Result<Option<Self>> {
+        options.check()?;
         let mine = [color.map_or(-1, i64::from), i64::from(key)];
         let mut all = vec![0_i64; 2 * self.size() as usize];
         self.all_gather(&mine, &mut all)?;
@@ -145,10 +146,13 @@ impl Communicator {
             .collect();
         members.sort_unstable();
         let leads = members.first().is_some_and(|&(_, rank)| rank == self.rank());
-        let root = if leads { Some(Root::start(&options.root())?) } else { None };
-        let id = root.as_ref().map_or([0; UniqueId::BYTES], |(_, id)| id.to_bytes());
+        // A leader whose root does not start still takes part in the second round, so that nobody waits for it.
+        let root = leads.then(|| Root::start(&options.root())).transpose();
+        let id =
+            root.as_ref().ok().and_then(Option::as_ref).map_or([0; UniqueId::BYTES], |(_, id)| id.to_bytes());
         let mut ids = vec![0_u8; UniqueId::BYTES * self.size() as usize];
         self.all_gather(&id, &mut ids)?;
+        let _root = root?;
         let Some(&(_, leader)) = members.first() else { return Ok(None) };
         let rank = members.iter().position(|&(_, rank)| rank == self.rank());
         let (ids, _) = ids.as_chunks::<{ UniqueId::BYTES }>();

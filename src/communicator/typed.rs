@@ -131,7 +131,7 @@ impl Communicator {
     }
 
     /// Sends `input` to rank `to`, which must receive as many elements of the same type. May return before they have been
-    /// received.
+    /// received, or wait until they are: two ranks that send to each other use [`Communicator::send_recv`].
     ///
     /// # Errors
     /// [`Error::Core`] if there is no such rank, [`Error::Argument`] if it is this one; else see [`Communicator`].
