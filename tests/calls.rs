@@ -296,6 +296,30 @@ fn abort_from_another_thread_ends_everybody() {
 }
 
 #[test]
+fn asynchronous_calls_end_with_the_cause_and_not_with_the_channel_that_broke_after_it() {
+    for _ in 0..60 {
+        common::group(3, &common::options(TransportChoice::Tcp, None), |communicator| {
+            if communicator.rank() == 1 {
+                // Leaves at once, so that its channels break while the others hear of the abort.
+                communicator.abort();
+                return;
+            }
+            let error = match communicator.all_reduce_async(vec![1_u32; 500_000], ReduceOp::Sum) {
+                Ok(pending) => {
+                    // Without driving: the engine finds the broken channel.
+                    while !pending.is_done() {
+                        std::thread::yield_now();
+                    }
+                    pending.wait().unwrap_err()
+                }
+                Err(error) => error,
+            };
+            assert!(matches!(error, Error::Aborted { rank: 1 }), "{error}");
+        });
+    }
+}
+
+#[test]
 fn a_deadline_names_the_rank_that_is_waited_for() {
     let options = Options { deadline: std::time::Duration::from_millis(300), ..defaults() };
     let (reported, wait) = std::sync::mpsc::channel();

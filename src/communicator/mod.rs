@@ -237,7 +237,7 @@ impl Inner {
 
     /// Poisons the communicator unless it was poisoned before, and gives the first cause.
     fn poison(&self, error: Error) -> Error {
-        if matches!(error, Error::PeerLost { .. }) {
+        if matches!(error, Error::PeerLost { .. }) && !self.seat().is_on_engine() {
             // A broken channel may be the consequence of a death elsewhere, which the engine is about to hear of.
             let give_up = Instant::now() + CAUSE_GRACE;
             while self.state.cause().is_none() && Instant::now() < give_up {
@@ -301,7 +301,7 @@ impl Work for Inner {
             return Working::Idle;
         }
         let Some((job, mut run, mut wait)) = running.take() else { return Working::Idle };
-        match driver.look(&mut run, &mut wait, &self.state, self.seat()) {
+        match wait.with_grace(CAUSE_GRACE, |wait| driver.look(&mut run, wait, &self.state, self.seat())) {
             Ok(Advance::Done) => {
                 self.end_job(&mut driver, job, run, Ok(()));
                 Working::Moved

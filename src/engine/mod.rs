@@ -133,14 +133,18 @@ impl Seat {
         self.engine.tell(Command::Look);
     }
 
+    /// Whether the caller is the engine's thread, which must not wait for itself.
+    pub(crate) fn is_on_engine(&self) -> bool {
+        self.engine.thread.lock().as_ref().is_some_and(|thread| thread.thread().id() == here())
+    }
+
     /// Leaves in good order, unless that was done before: returns when the peers have been told.
     pub(crate) fn leave(&self) {
         if self.state.is_forked() || self.left.swap(true, Ordering::Relaxed) {
             return;
         }
         let (done, wait) = bounded(1);
-        let on_engine =
-            self.engine.thread.lock().as_ref().is_some_and(|thread| thread.thread().id() == here());
+        let on_engine = self.is_on_engine();
         self.engine.tell(Command::Leave { id: self.id, done });
         if on_engine {
             // The engine held the last reference, while it looked for work; it obeys when it is done with that.
