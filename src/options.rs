@@ -43,8 +43,8 @@ impl std::str::FromStr for TransportChoice {
     }
 }
 
-/// How a communicator is made and how patient it is. Everything but the times must be equal on all ranks; creation checks
-/// that.
+/// How a communicator is made and how patient it is. Everything but `init_timeout`, `deadline` and what says that it may
+/// differ must be equal on all ranks; creation checks that.
 ///
 /// ```
 /// let options = rccl::Options { deadline: std::time::Duration::from_secs(60), ..Default::default() };
@@ -67,7 +67,7 @@ pub struct Options {
     pub init_timeout: Duration,
     /// How long a collective may take. Variable `RCCL_TIMEOUT_S`.
     pub deadline: Duration,
-    /// How long a rank may show no sign of life. Variable `RCCL_HEARTBEAT_S`.
+    /// How long a rank may show no sign of life, and four times how often it shows one. Variable `RCCL_HEARTBEAT_S`.
     pub heartbeat: Duration,
     /// The interfaces on which ranks can be reached. Variables `RCCL_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME` and
     /// `NCCL_SOCKET_FAMILY`. May differ between ranks.

@@ -262,6 +262,22 @@ fn different_options_are_refused_at_creation() {
 }
 
 #[test]
+fn different_heartbeats_are_refused_at_creation() {
+    // A rank that is content with rare signs of life gives no more of them than that: others would believe it dead.
+    let (_root, id) = rccl::Root::start(&rccl::RootOptions::default()).unwrap();
+    std::thread::scope(|threads| {
+        for (rank, seconds) in [(0, 1), (1, 60)] {
+            let id = &id;
+            threads.spawn(move || {
+                let options = Options { heartbeat: std::time::Duration::from_secs(seconds), ..defaults() };
+                let error = Communicator::create(id, rank, 2, &options).unwrap_err().to_string();
+                assert!(error.contains("heartbeat is 1s on rank 0 and 60s on rank 1"), "{error}");
+            });
+        }
+    });
+}
+
+#[test]
 fn abort_from_another_thread_ends_everybody() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let errors = common::group(3, &common::options(transport, None), |communicator| {
@@ -276,6 +292,30 @@ fn abort_from_another_thread_ends_everybody() {
         for error in errors {
             assert!(matches!(error, Error::Aborted { rank: 0 }), "{error}");
         }
+    }
+}
+
+#[test]
+fn asynchronous_calls_end_with_the_cause_and_not_with_the_channel_that_broke_after_it() {
+    for _ in 0..60 {
+        common::group(3, &common::options(TransportChoice::Tcp, None), |communicator| {
+            if communicator.rank() == 1 {
+                // Leaves at once, so that its channels break while the others hear of the abort.
+                communicator.abort();
+                return;
+            }
+            let error = match communicator.all_reduce_async(vec![1_u32; 500_000], ReduceOp::Sum) {
+                Ok(pending) => {
+                    // Without driving: the engine finds the broken channel.
+                    while !pending.is_done() {
+                        std::thread::yield_now();
+                    }
+                    pending.wait().unwrap_err()
+                }
+                Err(error) => error,
+            };
+            assert!(matches!(error, Error::Aborted { rank: 1 }), "{error}");
+        });
     }
 }
 

@@ -58,7 +58,8 @@ impl fmt::Display for Description {
 }
 
 /// What all ranks must have been given alike, as it is compared.
-const AGREED: [&str; 6] = ["transport", "algorithm", "oneshot_bytes", "slot_bytes", "slots", "version"];
+const AGREED: [&str; 7] =
+    ["transport", "algorithm", "oneshot_bytes", "slot_bytes", "slots", "heartbeat", "version"];
 
 fn agreed(options: &Options) -> [String; AGREED.len()] {
     fn or_auto(value: Option<impl fmt::Display>) -> String {
@@ -70,6 +71,7 @@ fn agreed(options: &Options) -> [String; AGREED.len()] {
         or_auto(options.oneshot_bytes),
         or_auto(options.slot_bytes),
         or_auto(options.slots),
+        format!("{:?}", options.heartbeat),
         crate::VERSION.to_owned(),
     ]
 }

@@ -241,18 +241,47 @@ pub(crate) struct Wait {
     began: Option<Instant>,
     stuck_since: Option<Instant>,
     left_since: Option<Instant>,
+    /// When a channel broke, and what it said.
+    lost: Option<(Instant, Error)>,
     announce_after: Duration,
 }
 
 impl Default for Wait {
     fn default() -> Self {
-        Self { looks: 0, began: None, stuck_since: None, left_since: None, announce_after: ANNOUNCE_AFTER }
+        Self {
+            looks: 0,
+            began: None,
+            stuck_since: None,
+            left_since: None,
+            lost: None,
+            announce_after: ANNOUNCE_AFTER,
+        }
     }
 }
 
 impl Wait {
     fn moved(&mut self) {
         (self.looks, self.stuck_since, self.left_since) = (0, None, None);
+    }
+
+    /// Looks, and holds back the error of a broken channel for `grace`: the engine, which is the one that looks, cannot wait
+    /// for the first cause and hear of it too. Once it has, the look ends with that.
+    pub(crate) fn with_grace(
+        &mut self,
+        grace: Duration,
+        look: impl FnOnce(&mut Self) -> Result<Advance>,
+    ) -> Result<Advance> {
+        match (look(self), self.lost.clone()) {
+            (Err(error @ Error::PeerLost { .. }), None) => {
+                self.lost = Some((Instant::now(), error));
+                Ok(Advance::Blocked)
+            }
+            // A channel tells of its end only once.
+            (Ok(Advance::Blocked) | Err(Error::PeerLost { .. }), Some((since, error))) => {
+                if since.elapsed() < grace { Ok(Advance::Blocked) } else { Err(error) }
+            }
+            (found, _) => found,
+        }
     }
 }
 

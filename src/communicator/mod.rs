@@ -211,6 +211,8 @@ impl Drop for Communicator {
         }
         // Asynchronous calls that nobody waits for are still carried out; their errors, if any, have nobody to go to.
         let _ = self.inner.finish_jobs(&mut self.inner.driver.lock());
+        // The engine may hold a reference for another moment; the process may end before that, and peers would see a death.
+        self.inner.seat().leave();
         // SAFETY: taken once, here, and `self` is not used any more.
         drop(unsafe { ManuallyDrop::take(&mut self.inner) });
     }
@@ -235,7 +237,7 @@ impl Inner {
 
     /// Poisons the communicator unless it was poisoned before, and gives the first cause.
     fn poison(&self, error: Error) -> Error {
-        if matches!(error, Error::PeerLost { .. }) {
+        if matches!(error, Error::PeerLost { .. }) && !self.seat().is_on_engine() {
             // A broken channel may be the consequence of a death elsewhere, which the engine is about to hear of.
             let give_up = Instant::now() + CAUSE_GRACE;
             while self.state.cause().is_none() && Instant::now() < give_up {
@@ -299,7 +301,7 @@ impl Work for Inner {
             return Working::Idle;
         }
         let Some((job, mut run, mut wait)) = running.take() else { return Working::Idle };
-        match driver.look(&mut run, &mut wait, &self.state, self.seat()) {
+        match wait.with_grace(CAUSE_GRACE, |wait| driver.look(&mut run, wait, &self.state, self.seat())) {
             Ok(Advance::Done) => {
                 self.end_job(&mut driver, job, run, Ok(()));
                 Working::Moved
@@ -313,5 +315,25 @@ impl Work for Inner {
                 Working::Moved
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_communicator_has_left_even_if_the_engine_still_looks_at_its_work() {
+        let mut group = Communicator::local(2, &crate::Options::default()).unwrap();
+        let (peer, leaver) = (group.pop().unwrap(), group.pop().unwrap());
+        // What the engine holds while it looks: were leaving up to the last holder, the process could end before it.
+        let looking = Arc::clone(&*leaver.inner);
+        drop(leaver);
+        let give_up = Instant::now() + Duration::from_secs(10);
+        while !peer.inner.state.has_left(rccl_core::Rank(0)) {
+            assert!(Instant::now() < give_up, "no goodbye came");
+            std::thread::yield_now();
+        }
+        drop(looking);
     }
 }

@@ -12,7 +12,10 @@ use std::{
     collections::HashMap,
     net::TcpStream,
     os::fd::OwnedFd,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -75,6 +78,7 @@ pub(crate) struct Seat {
     id: u64,
     engine: Arc<Engine>,
     state: Arc<State>,
+    left: AtomicBool,
 }
 
 /// The engine of this process.
@@ -87,7 +91,7 @@ struct Engine {
 }
 
 static ENGINE: Mutex<Option<(u64, Weak<Engine>)>> = Mutex::new(None);
-static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// The number of a communicator in no epoll event: the engine's own wake descriptor.
 const WAKE: u64 = 0;
@@ -106,10 +110,10 @@ impl Seat {
         work: Weak<dyn Work>,
     ) -> Result<Self> {
         let engine = Engine::running()?;
-        let id = NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let member = Box::new(Member::new(Arc::clone(state), links, work));
         engine.tell(Command::Join { id, member });
-        Ok(Self { id, engine, state: Arc::clone(state) })
+        Ok(Self { id, engine, state: Arc::clone(state), left: AtomicBool::new(false) })
     }
 
     /// Poisons the communicator and tells all peers why.
@@ -128,16 +132,19 @@ impl Seat {
     pub(crate) fn look(&self) {
         self.engine.tell(Command::Look);
     }
-}
 
-impl Drop for Seat {
-    fn drop(&mut self) {
-        if self.state.is_forked() {
+    /// Whether the caller is the engine's thread, which must not wait for itself.
+    pub(crate) fn is_on_engine(&self) -> bool {
+        self.engine.thread.lock().as_ref().is_some_and(|thread| thread.thread().id() == here())
+    }
+
+    /// Leaves in good order, unless that was done before: returns when the peers have been told.
+    pub(crate) fn leave(&self) {
+        if self.state.is_forked() || self.left.swap(true, Ordering::Relaxed) {
             return;
         }
         let (done, wait) = bounded(1);
-        let on_engine =
-            self.engine.thread.lock().as_ref().is_some_and(|thread| thread.thread().id() == here());
+        let on_engine = self.is_on_engine();
         self.engine.tell(Command::Leave { id: self.id, done });
         if on_engine {
             // The engine held the last reference, while it looked for work; it obeys when it is done with that.
@@ -145,6 +152,12 @@ impl Drop for Seat {
         }
         // The engine answers at once unless it is carrying out a step of somebody's work.
         let _ = wait.recv_timeout(Duration::from_secs(5));
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
