@@ -25,6 +25,7 @@
 mod call;
 mod choice;
 mod communicator;
+pub mod cuda;
 mod engine;
 mod error;
 mod exec;

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rccl_core::Rank;
 use rccl_transport::station::{Doorbell, LABEL_BYTES};
 
-use crate::{Error, Result, fork};
+use crate::{Error, Result, cuda::Alarm, fork};
 
 /// The calls whose labels are remembered, to explain a mismatch. A rank cannot be further ahead than its stations have
 /// slots, of which there are at most as many.
@@ -34,6 +34,8 @@ pub(crate) struct State {
     calls: AtomicU64,
     labels: Mutex<[[u8; LABEL_BYTES]; HISTORY]>,
     doorbell: Doorbell,
+    /// What devices wait for must end with the communicator.
+    alarms: Mutex<Vec<Weak<Alarm>>>,
 }
 
 impl State {
@@ -48,6 +50,7 @@ impl State {
             calls: AtomicU64::new(0),
             labels: Mutex::new([[0; LABEL_BYTES]; HISTORY]),
             doorbell,
+            alarms: Mutex::default(),
         }
     }
 
@@ -73,7 +76,19 @@ impl State {
         self.failed.store(true, Ordering::Release);
         std::sync::atomic::fence(Ordering::SeqCst);
         self.doorbell.ring();
+        self.alarms.lock().iter().filter_map(Weak::upgrade).for_each(|alarm| alarm.ring());
         first
+    }
+
+    /// Has `alarm` rung when the communicator fails; at once if it has failed already.
+    pub(crate) fn ring_on_failure(&self, alarm: &Arc<Alarm>) {
+        let mut alarms = self.alarms.lock();
+        alarms.retain(|alarm| alarm.strong_count() > 0);
+        alarms.push(Arc::downgrade(alarm));
+        drop(alarms);
+        if self.failed.load(Ordering::Acquire) {
+            alarm.ring();
+        }
     }
 
     /// Records that a rank has left in good order.

@@ -54,7 +54,7 @@ pub(crate) struct Inner {
     /// Dropped first: peers hear a goodbye before their channels end.
     seat: std::sync::OnceLock<Seat>,
     group: Group,
-    state: Arc<State>,
+    pub(crate) state: Arc<State>,
     /// Held by whoever carries out calls. Never waited for by [`Communicator::abort`] or [`Communicator::async_error`].
     driver: Mutex<Driver>,
     jobs: Mutex<VecDeque<Job>>,
@@ -69,6 +69,10 @@ pub(crate) struct Inner {
 impl Communicator {
     pub(crate) const fn new(inner: Arc<Inner>) -> Self {
         Self { inner: ManuallyDrop::new(inner) }
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
     }
 
     /// This rank.
@@ -224,14 +228,14 @@ const CAUSE_GRACE: Duration = Duration::from_millis(300);
 impl Inner {
     /// Whether calls may be made.
     #[inline]
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         if self.state.is_forked() {
             return Err(Error::Forked);
         }
         self.state.check()
     }
 
-    fn seat(&self) -> &Seat {
+    pub(crate) fn seat(&self) -> &Seat {
         self.seat.get().expect("a communicator has its seat before anybody holds it")
     }
 

@@ -22,6 +22,7 @@ mod graph;
 pub mod kernels;
 mod memory;
 mod module;
+pub mod relay;
 mod stream;
 pub mod sys;
 
