@@ -30,7 +30,7 @@ impl Alarm {
 }
 
 /// A thread that sleeps until the alarm, and from then on fulfils what streams wait for: kernels see the abort word by
-/// themselves, streams cannot, and replayed graphs may wait again at any time.
+/// themselves, streams cannot.
 #[derive(Debug)]
 pub(super) struct Releaser {
     alarm: Arc<Alarm>,

@@ -90,8 +90,7 @@ impl fmt::Display for CudaDescription {
 /// one after another. It keeps its communicator alive; when that fails, on whatever rank, device work that waits for a peer
 /// ends (its output is undefined then) and every later call returns the first cause.
 ///
-/// Captured calls replay with their graph. Order a graph's replays and calls on other streams yourself, and replay on all
-/// ranks alike.
+/// Streams that are being captured into a graph are refused: replay has not been proved on devices yet.
 ///
 /// Drop it on every rank after the last call is done. Dropping waits a bounded time for work in progress, then aborts.
 #[derive(Debug)]
@@ -105,7 +104,7 @@ struct Side {
     /// Ends with its thread; waits are released until then.
     releaser: Releaser,
     relay: Relay,
-    /// The end of the latest call that was not captured.
+    /// The end of the latest call.
     last: Mutex<Event>,
     shapes: Shapes,
     description: CudaDescription,
@@ -148,12 +147,13 @@ impl CudaCommunicator {
     /// that drives several ranks enqueues each call on all of them before the next.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a type, an operator, an address or a stream that cannot be used (nothing has happened then);
+    /// [`Error::Argument`] for a type, an operator, an address or a stream that cannot be used, one that is being captured
+    /// among them (nothing has happened then);
     /// the cause, if the communicator has failed.
     ///
     /// # Safety
     /// The buffers must have `count` elements, and nobody else may use them until the stream is done with the call. `stream`
-    /// must be a stream of the device's primary context. `self` must live until all calls, replays included, are done.
+    /// must be a stream of the device's primary context. `self` must live until all calls are done.
     pub unsafe fn all_reduce(
         &self,
         input: u64,
@@ -179,22 +179,23 @@ impl CudaCommunicator {
 impl Side {
     fn enqueue(&self, stream: &Stream, call: &Call) -> Result<()> {
         let _guard = self.relay.context().enter()?;
-        let captured = stream.is_capturing()?;
+        if stream.is_capturing()? {
+            let reason =
+                "it is being captured into a graph, which is not supported yet; enqueue outside of captures";
+            return Err(Error::Argument { what: "stream", reason: reason.to_owned() });
+        }
         let last = self.last.lock();
         // Whoever waited for the lock may have waited for a call that failed.
         self.inner.check()?;
-        if !captured {
-            stream.wait_event(&last)?;
-        }
+        stream.wait_event(&last)?;
         let enqueued = if self.relay.ranks() == 1 {
             self.copy(stream, call)
         } else {
             // SAFETY: the caller of `all_reduce` vouches for the buffers, the event orders calls, and ranks agreed on shapes.
             unsafe { self.relay.enqueue(stream, call, self.shapes.choose(call)) }
         };
-        let recorded = if captured { Ok(()) } else { last.record(stream) };
-        let result = enqueued.and(recorded).map_err(Error::from);
-        if let (Err(error), false) = (&result, captured) {
+        let result = enqueued.and(last.record(stream)).map_err(Error::from);
+        if let Err(error) = &result {
             // A part of the call may be enqueued, which no peer can complete.
             self.inner.seat().fail(error.clone());
         }
@@ -210,7 +211,7 @@ impl Side {
         unsafe { stream.copy(call.output, call.input, bytes) }
     }
 
-    /// Whether the device is done with everything that was enqueued and not captured.
+    /// Whether the device is done with everything that was enqueued.
     fn is_idle(&self) -> bool {
         // A device that fails runs nothing any more.
         self.last.lock().is_done().unwrap_or(true) && self.relay.is_idle().unwrap_or(true)
