@@ -26,7 +26,7 @@ type Body = fn(u32) -> Result<(), Failed>;
 fn main() -> ExitCode {
     let devices = Driver::open().and_then(|driver| Device::count(&driver)).unwrap_or(0);
     if devices == 0 {
-        println!("no GPU here: the tests of devices are ignored");
+        eprintln!("no GPU here: the tests of devices are ignored");
     }
     let trial = |name: &str, ranks: u32, body: Body| {
         Trial::test(format!("{name}_of_{ranks}"), move || body(ranks)).with_ignored_flag(devices == 0)
