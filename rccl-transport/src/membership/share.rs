@@ -21,12 +21,13 @@ use crate::{
     member::ranks_text,
     reception::{PATIENCE, Reception},
     secret::random_bytes,
+    sys::passing::pass,
     wire::{Decoder, Encoder, Malformed},
 };
 
 mod descriptor;
 
-use descriptor::{create, identify, listen, open, pass, take, verify};
+use descriptor::{create, identify, listen, open, take, verify};
 
 /// Names a directory that the processes of a host share, for where they cannot reach each other's unix sockets.
 pub const SHM_DIR_VARIABLE: &str = "RCCL_SHM_DIR";

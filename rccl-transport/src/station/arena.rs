@@ -11,11 +11,11 @@ use std::{
 
 use rustix::{
     fs::{MemfdFlags, SealFlags},
-    mm::{Advice, MapFlags, ProtFlags},
+    mm::Advice,
 };
 
 use super::{Layout, PAGE_BYTES};
-use crate::{Error, Region, Result};
+use crate::{Error, Region, Result, sys::mapping};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"rcclAren");
 
@@ -23,7 +23,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"rcclAren");
 #[repr(C)]
 struct Page0 {
     magic: AtomicU64,
-    len_bytes: AtomicU64,
     nonce: [AtomicU64; 2],
 }
 
@@ -66,13 +65,18 @@ impl Arena {
                 layout.len_bytes()
             )));
         }
-        Self::map(&file, layout)
+        let region = mapping::shared(&file, layout.len_bytes(), "the station arena")?;
+        // Huge pages where the system grants them; without them everything works as well.
+        // SAFETY: the range is the mapping made above.
+        let _ = unsafe {
+            rustix::mm::madvise(region.start().as_ptr().cast(), region.len(), Advice::LinuxHugepage)
+        };
+        Ok(Self { region, layout })
     }
 
     /// Writes a nonce by which the other ranks can tell that they mapped this memory. Done by one rank, once.
     pub fn mark(&self, nonce: [u64; 2]) {
         let page = self.page0();
-        page.len_bytes.store(self.layout.len_bytes() as u64, Ordering::Relaxed);
         page.nonce[0].store(nonce[0], Ordering::Relaxed);
         page.nonce[1].store(nonce[1], Ordering::Relaxed);
         page.magic.store(MAGIC, Ordering::Release);
@@ -90,22 +94,6 @@ impl Arena {
             return Err(refused("its nonce is another: the descriptor leads to different memory".to_owned()));
         }
         Ok(())
-    }
-
-    fn map(file: impl AsFd, layout: Layout) -> Result<Self> {
-        let len = layout.len_bytes();
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice; it aliases no Rust object.
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, 0) }
-            .map_err(|errno| Error::io(format!("mmap of {len} bytes for the station arena"), errno))?;
-        let mapping = Mapping { start: NonNull::new(start.cast()).expect("mmap gave address 0"), len };
-        // Huge pages where the system grants them; without them everything works as well.
-        // SAFETY: the range is the mapping made above.
-        let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxHugepage) };
-        let first = mapping.start;
-        // SAFETY: the mapping is readable and writable for `len` bytes and moves into the region as its owner.
-        let region = unsafe { Region::from_raw(first, len, Some(Box::new(mapping))) };
-        Ok(Self { region, layout })
     }
 
     /// The mapped memory.
@@ -136,37 +124,6 @@ impl Arena {
 
 fn refused(reason: String) -> Error {
     Error::Refused { peer: "the station arena".to_owned(), reason }
-}
-
-/// Page aligned zero bytes of this process alone.
-pub(crate) fn anonymous(len: usize) -> Result<Arc<Region>> {
-    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: a new mapping at an address of the kernel's choice; it aliases no Rust object.
-    let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }.map_err(
-        |errno| Error::io(format!("mmap of {len} bytes for the reading half of a station"), errno),
-    )?;
-    let mapping = Mapping { start: NonNull::new(start.cast()).expect("mmap gave address 0"), len };
-    let first = mapping.start;
-    // SAFETY: the mapping is readable and writable for `len` bytes and moves into the region as its owner.
-    Ok(unsafe { Region::from_raw(first, len, Some(Box::new(mapping))) })
-}
-
-/// A mapping that is undone when dropped.
-struct Mapping {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: a mapping is plain memory of the process; unmapping it from another thread is fine.
-unsafe impl Send for Mapping {}
-// SAFETY: a shared reference gives no access to the memory.
-unsafe impl Sync for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: this mapping was made by `Arena::map`, and its region, the only way to it, is being dropped.
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
-    }
 }
 
 /// A 64-bit word of an arena that one party writes and others read.

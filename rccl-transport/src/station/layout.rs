@@ -37,7 +37,7 @@ impl Sizes {
 /// The layout of an arena that holds the stations published by the ranks of one host.
 ///
 /// ```text
-/// page 0        magic, layout, nonce
+/// page 0        magic, nonce
 /// words         a doorbell for each resident rank, then the release words: for each resident publisher, one for each
 ///               rank of the group on its shared station and one for each rank on the conduit to it
 /// slots         for each resident publisher: its shared station, then its conduits to ranks 0, 1, ...

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     Error,
     channel::{Part, RecvChannel},
+    sys::mapping,
 };
 
 /// The reading end of a station.
@@ -67,7 +68,8 @@ impl Reader {
     /// # Errors
     /// [`Error::Io`] if there is no memory for the slots.
     pub fn remote(publisher: Rank, sizes: Sizes, channel: Box<dyn RecvChannel>) -> crate::Result<Self> {
-        let slots = Slots::new(&super::arena::anonymous(sizes.station_bytes())?, 0, sizes);
+        let memory = mapping::anonymous(sizes.station_bytes(), "the reading half of a station")?;
+        let slots = Slots::new(&memory, 0, sizes);
         let lengths = vec![0; sizes.slots as usize];
         let remote = Remote { publisher, channel, posted: 0, arrived: 0, lengths, broken: None };
         let mut reader = Self { slots, released: 0, end: End::Remote(remote) };

@@ -1,37 +1,14 @@
 //! Memory shared between processes: anonymous files whose size is sealed, so that touching them cannot fail.
 
-use std::{
-    os::fd::{AsFd, OwnedFd},
-    ptr::NonNull,
-    sync::Arc,
-};
+use std::{os::fd::OwnedFd, sync::Arc};
 
-use rustix::{
-    fs::{FallocateFlags, MemfdFlags, SealFlags},
-    mm::{MapFlags, ProtFlags},
-};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
+use super::mapping;
 use crate::{Error, Region, Result};
 
-/// A mapping, gone when dropped.
-struct Mapping {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: a mapping belongs to the process, not to a thread, and is only unmapped through this handle.
-unsafe impl Send for Mapping {}
-// SAFETY: `&Mapping` gives access to nothing.
-unsafe impl Sync for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: `map` made exactly this mapping, and the region that owned it is gone with all its slices.
-        if let Err(errno) = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) } {
-            tracing::warn!("munmap of {} bytes: {errno}", self.len);
-        }
-    }
-}
+/// What the memory is, in errors.
+const WHAT: &str = "a channel";
 
 /// Makes `len` zero bytes of shared memory. They exist nowhere but in processes that have the descriptor or map it.
 ///
@@ -45,7 +22,7 @@ pub(crate) fn create(len: usize) -> Result<(OwnedFd, Arc<Region>)> {
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64).map_err(failed("fallocate"))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(failed("sealing"))?;
-    let region = map(&file, len)?;
+    let region = mapping::shared(&file, len, WHAT)?;
     Ok((file, region))
 }
 
@@ -63,18 +40,7 @@ pub(crate) fn open(file: &OwnedFd, len: usize) -> Result<Arc<Region>> {
             reason: format!("it is not {len} bytes of shared memory that cannot shrink"),
         });
     }
-    map(file, len)
-}
-
-fn map(file: impl AsFd, len: usize) -> Result<Arc<Region>> {
-    let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a null hint makes the kernel choose addresses that nothing else uses.
-    let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) };
-    let start = start.map_err(|errno| Error::io(format!("mmap of {len} bytes"), errno))?;
-    let start = NonNull::new(start.cast()).expect("mmap without a fixed address never maps page 0");
-    let owner = Box::new(Mapping { start, len });
-    // SAFETY: the mapping is readable and writable, cannot shrink (sealed before it got here), and lives in `owner`.
-    Ok(unsafe { Region::from_raw(start, len, Some(owner)) })
+    mapping::shared(file, len, WHAT)
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! The memory that all ranks share: its layout, its words, and how waits end when something failed.
 
 use std::{
-    os::fd::{AsFd, AsRawFd, OwnedFd},
-    ptr::NonNull,
+    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -10,7 +9,7 @@ use std::{
 };
 
 use super::super::kernels::{LINE_BYTES, STRIPE_WORDS_BYTES};
-use crate::{Error, Region, Result};
+use crate::{Error, Region, Result, sys::mapping};
 
 /// Lines of one half of an `ll` station: 512 KiB of data.
 pub const LL_LINES: usize = 1 << 16;
@@ -99,21 +98,6 @@ pub struct Arena {
     ranks: u32,
 }
 
-#[derive(Debug)]
-struct Mapping(NonNull<u8>, usize);
-
-// SAFETY: the mapping may be unmapped from any thread.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `Arena::map`, and nobody uses the region any more, whose owner this is.
-        let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), self.1) };
-    }
-}
-
 impl Arena {
     /// Bytes of the control part. Its first 128 hold the abort word; the rest is 0 and left to the arena's owner.
     pub const CONTROL_BYTES: usize = 256 << 10;
@@ -148,15 +132,7 @@ impl Arena {
             let reason = format!("it has {} bytes instead of {len}: the ranks disagree", stat.st_size);
             return Err(Error::Refused { peer: "the device arena".to_owned(), reason });
         }
-        let (protection, flags) =
-            (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
-        let number = fd.as_fd().as_raw_fd();
-        // SAFETY: a new mapping, at an address of the kernel's choice.
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, fd, 0) }
-            .map_err(|error| Error::io(format!("mmap of descriptor {number}, {len} bytes"), error))?;
-        let start = NonNull::new(start.cast::<u8>()).expect("a mapping is not at 0");
-        // SAFETY: the mapping lives until its owner, kept with the region, is dropped.
-        let region = unsafe { Region::from_raw(start, len, Some(Box::new(Mapping(start, len)))) };
+        let region = mapping::shared(fd, len, "the device arena")?;
         Ok(Self { region, ranks })
     }
 

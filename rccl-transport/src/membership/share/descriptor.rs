@@ -1,10 +1,8 @@
 //! Descriptors on their way between processes: by a unix socket, or as a file in a shared directory.
 
 use std::{
-    io::{IoSlice, IoSliceMut},
-    mem::MaybeUninit,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::OwnedFd,
         unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -15,16 +13,14 @@ use rustix::{
     event::PollFlags,
     fs::{FallocateFlags, Mode, OFlags},
     io::Errno,
-    net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-        SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    },
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
 
 use super::{Means, SHM_DIR_VARIABLE, SharedFile, Told};
 use crate::{
     Error, Hello, Purpose, Result, Secret,
     deadline::{Deadline, wait_one},
+    sys::passing,
 };
 
 /// Every member of the largest group may wait at the leader's socket at once.
@@ -59,17 +55,6 @@ pub(super) fn listen(name: &str) -> Told<UnixListener> {
     open().map_err(|errno: Errno| format!("a unix socket: {errno}"))
 }
 
-/// Sends the descriptor with one byte, which a fresh socket always has room for.
-pub(super) fn pass(stream: &UnixStream, file: &OwnedFd) -> rustix::io::Result<()> {
-    let files = [file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(&files)) {
-        return Err(Errno::NOBUFS);
-    }
-    rustix::net::sendmsg(stream, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).map(drop)
-}
-
 /// Fetches the descriptor from the leader's socket.
 pub(super) fn take(name: &str, secret: &Secret, me: Rank, deadline: &Deadline) -> Told<OwnedFd> {
     let connect = || {
@@ -85,7 +70,7 @@ pub(super) fn take(name: &str, secret: &Secret, me: Rank, deadline: &Deadline) -
     let hello = hello.and_then(|hello| hello.with_peer("the leader").finish(&mut stream, deadline));
     hello.map_err(|error| error.to_string())?;
     loop {
-        match receive(&stream) {
+        match passing::receive(&stream) {
             Err(Errno::AGAIN | Errno::INTR) => {
                 let ready = wait_one(&stream, PollFlags::IN, deadline).map_err(|error| error.to_string())?;
                 if !ready {
@@ -97,18 +82,6 @@ pub(super) fn take(name: &str, secret: &Secret, me: Rank, deadline: &Deadline) -
             Err(errno) => return Err(format!("receiving the leader's file: {errno}")),
         }
     }
-}
-
-fn receive(stream: &UnixStream) -> rustix::io::Result<Option<OwnedFd>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
-    Ok(control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    }))
 }
 
 /// A name in a directory, removed when dropped.
