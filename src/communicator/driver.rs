@@ -111,21 +111,26 @@ impl Driver {
         self.spare = Some(run);
     }
 
-    /// Carries a run out, waiting as long as it takes or the deadline allows.
-    pub(crate) fn finish(&mut self, run: &mut Run, state: &State, seat: &Seat) -> Result<()> {
+    /// Carries out a run that has not begun, in the way that has been quickest, and notes how long it took.
+    pub(crate) fn carry_out(&mut self, run: &mut Run, state: &State, seat: &Seat) -> Result<()> {
         if !run.program().streams {
-            return self.drive(run, state, seat);
+            return self.finish(run, Wait::default(), state, seat);
         }
         let way = run.program().ways.lock().choose();
         run.write_slots(way);
         let began = Instant::now();
-        self.drive(run, state, seat)?;
+        self.finish(run, Wait::default(), state, seat)?;
         run.program().ways.lock().note(way, began.elapsed());
         Ok(())
     }
 
-    fn drive(&mut self, run: &mut Run, state: &State, seat: &Seat) -> Result<()> {
-        let mut wait = Wait::default();
+    /// Carries a run out, from wherever it has come to, waiting as long as it takes or the deadline allows; `wait` has the
+    /// clocks of whoever drove it before.
+    pub(crate) fn finish(&mut self, run: &mut Run, mut wait: Wait, state: &State, seat: &Seat) -> Result<()> {
+        // A channel told its end to whoever drove the run before, and will not tell it again.
+        if let Some((_, error)) = wait.lost.take() {
+            return Err(error);
+        }
         loop {
             match run.advance(&mut self.ports).map_err(|fault| fault.explain(state))? {
                 Advance::Done => return Ok(()),

@@ -112,7 +112,7 @@ impl Communicator {
         inner.finish_jobs(&mut driver)?;
         // SAFETY: the caller's promise covers the whole call, and the run is done or recycled when it ends.
         let mut run = unsafe { driver.begin(&inner.state, &program, input, output) };
-        let result = driver.finish(&mut run, &inner.state, inner.seat());
+        let result = driver.carry_out(&mut run, &inner.state, inner.seat());
         driver.recycle(run);
         result.map_err(|error| inner.poison(error))
     }
@@ -259,8 +259,8 @@ impl Inner {
         }
         let mut running = self.running.lock();
         while self.next_job(driver, &mut running) {
-            let Some((job, mut run, _)) = running.take() else { break };
-            let result = driver.finish(&mut run, &self.state, self.seat());
+            let Some((job, mut run, wait)) = running.take() else { break };
+            let result = driver.finish(&mut run, wait, &self.state, self.seat());
             self.end_job(driver, job, run, result);
         }
         self.state.check()
