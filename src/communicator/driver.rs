@@ -113,14 +113,14 @@ impl Driver {
 
     /// Carries out a run that has not begun, in the way that has been quickest, and notes how long it took.
     pub(crate) fn carry_out(&mut self, run: &mut Run, state: &State, seat: &Seat) -> Result<()> {
-        if !run.program().streams {
+        if !run.program().learns {
             return self.finish(run, Wait::default(), state, seat);
         }
-        let way = run.program().ways.lock().choose();
-        run.write_slots(way);
+        let way = run.ways().lock().choose();
+        run.write(way);
         let began = Instant::now();
         self.finish(run, Wait::default(), state, seat)?;
-        run.program().ways.lock().note(way, began.elapsed());
+        run.ways().lock().note(began.elapsed());
         Ok(())
     }
 

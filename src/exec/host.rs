@@ -1,12 +1,13 @@
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rccl_core::{Progress, Rank, plan::Buffer};
 use rccl_transport::{
     reduce::{self, Source, Target},
     station::{LABEL_BYTES, Origin, StationError},
 };
 
-use super::{Ports, Program, Way, program::HostOperand, program::HostStep};
+use super::{Ports, Program, Way, Ways, program::HostOperand, program::HostStep};
 use crate::{Error, call::Call, state::State};
 
 /// One call being carried out by the processor. Nothing here waits: whoever drives it decides when to look again.
@@ -18,8 +19,8 @@ pub(crate) struct Run {
     output: *mut u8,
     /// The number of the call, for those who wonder where a message comes from.
     call: u64,
-    /// Whether slots are written past the cache.
-    streams_slots: bool,
+    /// How slots and results are written.
+    way: Way,
     scratch: Vec<u8>,
     /// Kept between steps for their room.
     sources: Vec<Source>,
@@ -98,7 +99,7 @@ impl Run {
         let mut run = Self {
             progress: Progress::default(),
             call: Self::NO_CALL,
-            streams_slots: false,
+            way: Way::default(),
             scratch: Vec::new(),
             sources: Vec::new(),
             targets: Vec::new(),
@@ -119,11 +120,12 @@ impl Run {
             self.program = Arc::clone(program);
         }
         (self.input, self.output, self.call) = (input, output, Self::NO_CALL);
-        self.streams_slots = false;
         self.restart();
     }
 
     fn restart(&mut self) {
+        let way = if self.program.learns { self.ways().lock().best() } else { Way::default() };
+        self.way = way;
         self.progress.restart(&self.program.plan);
         let scratch = self.program.plan.scratch_len as usize * self.program.element_bytes;
         if self.scratch.len() < scratch {
@@ -136,9 +138,16 @@ impl Run {
         self.call = call;
     }
 
-    /// Says how slots are to be written.
-    pub(crate) fn write_slots(&mut self, way: Way) {
-        self.streams_slots = way == Way::Streamed;
+    /// Says how slots and results are to be written.
+    pub(crate) const fn write(&mut self, way: Way) {
+        self.way = way;
+    }
+
+    /// What is known about the ways to write slots and results in calls like this one.
+    pub(crate) fn ways(&self) -> &Mutex<Ways> {
+        let output_bytes = self.program.plan.output_len() as usize * self.program.element_bytes;
+        let ends = self.output.addr()..=self.output.addr().saturating_add(output_bytes);
+        self.program.ways(ends.contains(&self.input.addr()))
     }
 
     /// The program being run.
@@ -225,13 +234,13 @@ impl Run {
         for operand in &host.targets {
             let target = match *operand {
                 HostOperand::Local { buffer, start: base } => {
-                    let stream = program.streams && buffer == Buffer::Output;
+                    let stream = self.way.streams_output && buffer == Buffer::Output;
                     Target { ptr: self.local(buffer, base, start), stream }
                 }
                 HostOperand::Slot { port } => {
                     let publisher = ports.publishers[port].as_mut().expect("a plan's stations exist");
                     let Some(slot) = publisher.claim(len)? else { return Ok(false) };
-                    Target { ptr: slot.as_ptr(), stream: self.streams_slots }
+                    Target { ptr: slot.as_ptr(), stream: self.way.streams_slots }
                 }
             };
             self.targets.push(target);

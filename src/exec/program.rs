@@ -19,10 +19,10 @@ pub(crate) struct Program {
     pub(crate) reducer: Reducer,
     pub(crate) steps: Vec<HostStep>,
     label: Label,
-    /// How slots are best written, where that matters.
-    pub(crate) ways: Mutex<Ways>,
-    /// Whether results are too large to stay in the cache, so that they are better written around it.
-    pub(crate) streams: bool,
+    /// How slots and results are best written, out of place and in place.
+    ways: [Mutex<Ways>; 2],
+    /// Whether that matters.
+    pub(crate) learns: bool,
 }
 
 #[derive(Debug)]
@@ -44,8 +44,8 @@ pub(crate) enum HostOperand {
     Slot { port: usize },
 }
 
-/// Results of at least this many bytes are written around the cache: they would push the stations out of it.
-const STREAM_BYTES: u64 = 4 << 20;
+/// From this many bytes on a program finds out how slots and results are best written.
+const LEARN_BYTES: u64 = 32 << 10;
 
 impl Program {
     /// Prepares a plan.
@@ -60,10 +60,15 @@ impl Program {
             reducer: Reducer::new(request.data_type, op, plan.group.size()),
             steps,
             label: Call::new(request, plan.algorithm).label(),
-            ways: Mutex::default(),
-            streams: longest >= STREAM_BYTES,
+            ways: std::array::from_fn(|_| Mutex::new(Ways::new(longest))),
+            learns: longest >= LEARN_BYTES,
             plan,
         }
+    }
+
+    /// What is known about the ways to write slots and results.
+    pub(crate) const fn ways(&self, in_place: bool) -> &Mutex<Ways> {
+        &self.ways[in_place as usize]
     }
 
     /// What all ranks must call.
