@@ -18,6 +18,9 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch  # noqa: E402 (the filter above must stand before the import)
 import torch.distributed as dist  # noqa: E402
 
+# Threads for elementwise work would only be in each other's way: there are as many ranks as cores. Gloo has its own.
+torch.set_num_threads(1)
+
 TIMEOUT = datetime.timedelta(seconds=60)
 
 DTYPES = {
@@ -43,27 +46,45 @@ class Unsupported(Exception):
     """The command asks for something that this peer cannot do."""
 
 
-def pattern(rank, first, count, op, dtype):
-    """Elements first..first+count of the input of `rank` (see README.md: the pattern)."""
-    index = torch.arange(first, first + count, dtype=torch.int64)
-    mixed = ((index * 2654435761 + rank * 40503) & 0xFFFFFFFF) >> 16
-    return (mixed % 2 + 1 if op == "prod" else mixed % 5).to(dtype)
+# Elements that are made and compared at a time: few enough that what is computed stays in the cache.
+BLOCK = 1 << 16
+MULTIPLIER = 2654435761
 
 
-def reduced(size, first, count, op, dtype):
-    """What every element of the reduction over all ranks must be."""
-    total = pattern(0, first, count, op, torch.int64)
+def wrapped(value):
+    """`value` as a signed 32-bit number, which is how torch's int32 wraps."""
+    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+STRIDES = torch.arange(BLOCK, dtype=torch.int32) * wrapped(MULTIPLIER)
+
+
+def pattern(rank, first, count, op):
+    """Elements first..first+count, at most a block, of the input of `rank` (see README.md: the pattern)."""
+    mixed = STRIDES[:count] + wrapped(first * MULTIPLIER + rank * 40503)
+    mixed.bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+    return mixed.remainder_(2).add_(1) if op == "prod" else mixed.remainder_(5)
+
+
+def reduced(size, first, count, op):
+    """What those elements of the reduction over all ranks must be."""
+    total = pattern(0, first, count, op)
     for rank in range(1, size):
-        term = pattern(rank, first, count, op, torch.int64)
+        term = pattern(rank, first, count, op)
         if op == "sum":
-            total = total + term
+            total += term
         elif op == "prod":
-            total = total * term
+            total *= term
         elif op == "min":
             total = torch.minimum(total, term)
         else:
             total = torch.maximum(total, term)
-    return total.to(dtype)
+    return total
+
+
+def blocks(tensor):
+    """The blocks of a tensor, each with the number of its first element."""
+    return ((first, tensor[first : first + BLOCK]) for first in range(0, tensor.numel(), BLOCK))
 
 
 class Round:
@@ -103,7 +124,8 @@ class Round:
         """Writes this rank's input."""
         self.output.zero_()
         first = self.rank * self.part if self.name == "all-gather" else 0
-        self.input.copy_(pattern(self.rank, first, self.input.numel(), self.op, self.dtype))
+        for start, block in blocks(self.input):
+            block.copy_(pattern(self.rank, first + start, block.numel(), self.op))
 
     def run(self):
         """One operation."""
@@ -120,15 +142,23 @@ class Round:
         """How many elements of the result differ, after one operation on fresh input."""
         self.fill()
         self.run()
+        return sum(int((block != self.expected(first, block.numel())).sum()) for first, block in self.results())
+
+    def results(self):
+        """The blocks of the output; none reaches from one rank's part of an all-gather into another's."""
+        if self.name != "all-gather":
+            return blocks(self.output)
+        parts = (self.output[r * self.part : (r + 1) * self.part] for r in range(self.size))
+        return ((r * self.part + first, block) for r, part in enumerate(parts) for first, block in blocks(part))
+
+    def expected(self, first, count):
+        """What elements first..first+count of the output must be."""
         if self.name == "all-gather":
-            parts = [pattern(r, r * self.part, self.part, self.op, self.dtype) for r in range(self.size)]
-            expected = torch.cat(parts)
-        elif self.name == "broadcast":
-            expected = pattern(0, 0, self.part, self.op, self.dtype)
-        else:
-            first = self.rank * self.part if self.name == "reduce-scatter" else 0
-            expected = reduced(self.size, first, self.part, self.op, self.dtype)
-        return int((self.output != expected).sum())
+            return pattern(first // self.part, first, count, self.op).to(self.dtype)
+        if self.name == "broadcast":
+            return pattern(0, first, count, self.op).to(self.dtype)
+        start = self.rank * self.part if self.name == "reduce-scatter" else 0
+        return reduced(self.size, start + first, count, self.op).to(self.dtype)
 
 
 def cpu_seconds():
