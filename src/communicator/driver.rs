@@ -12,7 +12,7 @@ use crate::{
     Error, Result,
     choice::Thresholds,
     engine::{GRACE_AFTER_GOODBYE, Seat},
-    exec::{Advance, Ports, Program, Run},
+    exec::{Advance, Ports, Program, Run, Way, Ways},
     state::State,
 };
 
@@ -25,6 +25,8 @@ pub(crate) struct Driver {
     programs: HashMap<Request, Arc<Program>>,
     last: Option<(Request, Arc<Program>)>,
     spare: Option<Run>,
+    /// How slots and results are best written.
+    ways: Ways,
     patience: Patience,
     deadline: Duration,
 }
@@ -47,6 +49,7 @@ impl Driver {
             programs: HashMap::new(),
             last: None,
             spare: None,
+            ways: Ways::default(),
             patience: Patience::new(residents),
             deadline,
         }
@@ -100,6 +103,8 @@ impl Driver {
             // SAFETY: passed on to the caller.
             None => unsafe { Run::new(Arc::clone(program), input, output) },
         };
+        let times = self.ways.of(program.output_bytes, run.is_in_place());
+        run.write(times.map_or(Way::default(), |times| times.best()));
         if program.is_collective() {
             run.number(state.begin(program.label_text()));
         }
@@ -113,14 +118,16 @@ impl Driver {
 
     /// Carries out a run that has not begun, in the way that has been quickest, and notes how long it took.
     pub(crate) fn carry_out(&mut self, run: &mut Run, state: &State, seat: &Seat) -> Result<()> {
-        if !run.program().learns {
+        let kind = (run.program().output_bytes, run.is_in_place());
+        let Some(times) = self.ways.of(kind.0, kind.1) else {
             return self.finish(run, Wait::default(), state, seat);
-        }
-        let way = run.ways().lock().choose();
-        run.write(way);
+        };
+        run.write(times.choose());
         let began = Instant::now();
         self.finish(run, Wait::default(), state, seat)?;
-        run.ways().lock().note(began.elapsed());
+        if let Some(times) = self.ways.of(kind.0, kind.1) {
+            times.note(began.elapsed());
+        }
         Ok(())
     }
 

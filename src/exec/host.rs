@@ -1,13 +1,12 @@
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rccl_core::{Progress, Rank, plan::Buffer};
 use rccl_transport::{
     reduce::{self, Source, Target},
     station::{LABEL_BYTES, Origin, StationError},
 };
 
-use super::{Ports, Program, Way, Ways, program::HostOperand, program::HostStep};
+use super::{Ports, Program, Way, program::HostOperand, program::HostStep};
 use crate::{Error, call::Call, state::State};
 
 /// One call being carried out by the processor. Nothing here waits: whoever drives it decides when to look again.
@@ -124,8 +123,6 @@ impl Run {
     }
 
     fn restart(&mut self) {
-        let way = if self.program.learns { self.ways().lock().best() } else { Way::default() };
-        self.way = way;
         self.progress.restart(&self.program.plan);
         let scratch = self.program.plan.scratch_len as usize * self.program.element_bytes;
         if self.scratch.len() < scratch {
@@ -143,11 +140,10 @@ impl Run {
         self.way = way;
     }
 
-    /// What is known about the ways to write slots and results in calls like this one.
-    pub(crate) fn ways(&self) -> &Mutex<Ways> {
-        let output_bytes = self.program.plan.output_len() as usize * self.program.element_bytes;
-        let ends = self.output.addr()..=self.output.addr().saturating_add(output_bytes);
-        self.program.ways(ends.contains(&self.input.addr()))
+    /// Whether the input is part of the output.
+    pub(crate) fn is_in_place(&self) -> bool {
+        let start = self.output.addr();
+        (start..start.saturating_add(self.program.output_bytes as usize)).contains(&self.input.addr())
     }
 
     /// The program being run.

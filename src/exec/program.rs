@@ -1,4 +1,3 @@
-use parking_lot::Mutex;
 use rccl_core::{
     Collective, Plan,
     plan::{Action, Buffer, Operand, Step},
@@ -8,7 +7,7 @@ use rccl_transport::{
     station::{LABEL_BYTES, Label},
 };
 
-use super::{Ports, Ways};
+use super::Ports;
 use crate::call::Call;
 
 /// A plan made ready for the host executor: operands are ports and byte offsets, the reduction is a function.
@@ -19,10 +18,8 @@ pub(crate) struct Program {
     pub(crate) reducer: Reducer,
     pub(crate) steps: Vec<HostStep>,
     label: Label,
-    /// How slots and results are best written, out of place and in place.
-    ways: [Mutex<Ways>; 2],
-    /// Whether that matters.
-    pub(crate) learns: bool,
+    /// Bytes of the output.
+    pub(crate) output_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -44,31 +41,21 @@ pub(crate) enum HostOperand {
     Slot { port: usize },
 }
 
-/// From this many bytes on a program finds out how slots and results are best written.
-const LEARN_BYTES: u64 = 32 << 10;
-
 impl Program {
     /// Prepares a plan.
     pub(crate) fn new(plan: Plan, ports: &Ports) -> Self {
         let request = &plan.request;
         let element_bytes = request.data_type.size_bytes();
         let op = request.op.unwrap_or(rccl_core::ReduceOp::Sum);
-        let longest = plan.output_len().saturating_mul(element_bytes as u64);
         let steps = plan.steps.iter().map(|step| HostStep::new(&plan, step, ports)).collect();
         Self {
             element_bytes,
             reducer: Reducer::new(request.data_type, op, plan.group.size()),
             steps,
             label: Call::new(request, plan.algorithm).label(),
-            ways: std::array::from_fn(|_| Mutex::new(Ways::new(longest))),
-            learns: longest >= LEARN_BYTES,
+            output_bytes: plan.output_len().saturating_mul(element_bytes as u64),
             plan,
         }
-    }
-
-    /// What is known about the ways to write slots and results.
-    pub(crate) const fn ways(&self, in_place: bool) -> &Mutex<Ways> {
-        &self.ways[in_place as usize]
     }
 
     /// What all ranks must call.

@@ -5,12 +5,12 @@
 //! memory, and writing past the cache is best. Results: writing past the cache saves reading what is about to be
 //! overwritten, but costs where the output's lines are in the cache already, as they are in place. Measured: up to 4x between
 //! the two ways of writing slots, in either direction, and 1.5x for results. What holds depends on the CPU, and on where the
-//! scheduler, or a hypervisor, puts the ranks, which changes while they run. So every program keeps the times of all ways
-//! and tries the slower ones again now and then. The choice is each rank's own: it changes no byte of any message. But trials
-//! follow from the number of calls alone, so that all ranks make them together: one rank's haste is nothing while it waits
-//! for the others.
+//! scheduler, or a hypervisor, puts the ranks, which changes while they run. So the times of all ways are kept, for calls of
+//! about a size, and the slower ones are tried again now and then. The choice is each rank's own: it changes no byte of any
+//! message. But trials follow from the number of calls alone, so that all ranks make them together: one rank's haste is
+//! nothing while it waits for the others.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 /// A way to write what a call writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,11 +31,29 @@ impl Way {
     ];
 }
 
+/// What is known about calls of all sizes.
+#[derive(Debug, Default)]
+pub(crate) struct Ways {
+    /// By the binary logarithm of the bytes and whether the calls are in place: no more than 128.
+    by_kind: HashMap<(u32, bool), Times>,
+}
+
+/// From this many bytes on it matters how slots and results are written.
+const MIN_BYTES: u64 = 32 << 10;
+
+impl Ways {
+    /// What is known about calls with outputs of about `bytes`, if that matters.
+    pub(crate) fn of(&mut self, bytes: u64, in_place: bool) -> Option<&mut Times> {
+        let kind = (bytes.checked_ilog2()?, in_place);
+        (bytes >= MIN_BYTES).then(|| self.by_kind.entry(kind).or_insert_with(|| Times::new(bytes)))
+    }
+}
+
 /// What is known about the ways, by their number in [`Way::ALL`].
 ///
 /// Ways are timed in bursts of calls, since one short call may be anything: a rank that comes late finds everything there.
 #[derive(Debug)]
-pub(crate) struct Ways {
+pub(crate) struct Times {
     /// The seconds that a call takes.
     took_s: [Option<f64>; Way::ALL.len()],
     /// The numbers of the ways that come into question.
@@ -63,9 +81,9 @@ const MAX_BURST: u64 = 64;
 /// The weight of a new measurement against what was known before.
 const WEIGHT: f64 = 0.5;
 
-impl Ways {
-    /// For calls of `bytes`, of which nothing is known yet.
-    pub(crate) fn new(bytes: u64) -> Self {
+impl Times {
+    /// For calls of about `bytes`, of which nothing is known yet.
+    fn new(bytes: u64) -> Self {
         let burst = (BURST_BYTES / bytes.max(1)).clamp(1, MAX_BURST) as u32;
         Self {
             took_s: [None; Way::ALL.len()],
@@ -135,7 +153,7 @@ mod tests {
     const LARGE: u64 = BURST_BYTES;
 
     /// Makes calls that take `us` by their ways; how often each was taken.
-    fn run(ways: &mut Ways, calls: u32, us: [u64; 4]) -> [u32; 4] {
+    fn run(ways: &mut Times, calls: u32, us: [u64; 4]) -> [u32; 4] {
         let mut count = [0; 4];
         for _ in 0..calls {
             let way = ways.choose();
@@ -149,7 +167,7 @@ mod tests {
     #[test]
     fn every_way_is_tried_at_first() {
         for (bytes, burst) in [(LARGE, 1), (LARGE / 4, 4), (u64::MAX, 1)] {
-            let mut ways = Ways::new(bytes);
+            let mut ways = Times::new(bytes);
             assert_eq!(ways.best(), Way::default());
             assert_eq!(run(&mut ways, burst, [500; 4]), [burst, 0, 0, 0], "cold memory");
             assert_eq!(run(&mut ways, 4 * burst, [130, 120, 100, 110]), [burst; 4]);
@@ -158,22 +176,33 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_about_a_size_learn_together() {
+        let mut ways = Ways::default();
+        assert!(ways.of(0, false).is_none() && ways.of(MIN_BYTES - 1, true).is_none());
+        run(ways.of(LARGE, false).unwrap(), 10, [130, 120, 100, 110]);
+        let best = Way { streams_slots: true, streams_output: false };
+        assert_eq!(ways.of(LARGE + LARGE / 2, false).unwrap().best(), best);
+        assert_eq!(ways.of(LARGE, true).unwrap().best(), Way::default());
+        assert_eq!(ways.of(2 * LARGE, false).unwrap().best(), Way::default());
+    }
+
+    #[test]
     fn short_results_stay_in_the_cache() {
-        let mut ways = Ways::new(STREAM_OUTPUT_BYTES - 1);
+        let mut ways = Times::new(STREAM_OUTPUT_BYTES - 1);
         let count = run(&mut ways, 10_000, [100, 10, 90, 10]);
         assert!(count[0] > 0 && count[2] > count[0] && count[1] + count[3] == 0, "{count:?}");
     }
 
     #[test]
     fn the_best_way_is_taken_and_others_are_tried_now_and_then() {
-        let mut ways = Ways::new(LARGE);
+        let mut ways = Times::new(LARGE);
         run(&mut ways, 5, [100, 130, 140, 150]);
         assert_eq!(run(&mut ways, 4 * TRIAL_INTERVAL as u32, [100, 130, 140, 150]), [4 * 127 + 1, 1, 1, 1]);
     }
 
     #[test]
     fn a_change_of_circumstances_is_noticed() {
-        let mut ways = Ways::new(LARGE);
+        let mut ways = Times::new(LARGE);
         let calls = 100 * TRIAL_INTERVAL as u32;
         run(&mut ways, calls, [100, 130, 400, 400]);
         let count = run(&mut ways, calls, [400, 400, 100, 130]);
@@ -184,16 +213,16 @@ mod tests {
 
     #[test]
     fn ranks_with_different_times_make_trials_together() {
-        let [mut one, mut other] = [Ways::new(LARGE), Ways::new(LARGE)];
+        let [mut one, mut other] = [Times::new(LARGE), Times::new(LARGE)];
         run(&mut one, 1000, [100, 130, 140, 150]);
         run(&mut other, 1000, [150, 140, 130, 100]);
-        let trials = |ways: &mut Ways, us| (0..1000).filter(|_| run(ways, 1, us)[1] == 1).count();
+        let trials = |ways: &mut Times, us| (0..1000).filter(|_| run(ways, 1, us)[1] == 1).count();
         assert_eq!(trials(&mut one, [100, 130, 140, 150]), trials(&mut other, [150, 140, 130, 100]));
     }
 
     #[test]
     fn a_single_odd_call_among_short_ones_changes_nothing() {
-        let mut ways = Ways::new(LARGE / 16);
+        let mut ways = Times::new(LARGE / 16);
         let us = [100, 130, 130, 130];
         run(&mut ways, 5 * 16, us);
         for odd_us in [500, 0] {
