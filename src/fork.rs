@@ -7,7 +7,18 @@ use std::sync::{
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
+/// Nobody is in the middle of starting the engine while the process is copied: in the child, a lock that another thread held
+/// would stay locked.
+extern "C" fn prepare() {
+    crate::engine::hold();
+}
+
+extern "C" fn parent() {
+    crate::engine::let_go();
+}
+
 extern "C" fn child() {
+    crate::engine::let_go();
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -15,9 +26,9 @@ extern "C" fn child() {
 pub(crate) fn generation() -> u64 {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
-        // SAFETY: the handler is async-signal-safe (one atomic addition) and lives as long as the program.
-        let failed = unsafe { libc::pthread_atfork(None, None, Some(child)) };
-        assert_eq!(failed, 0, "pthread_atfork: no memory for one handler");
+        // SAFETY: the handlers live as long as the program; the child's only stores words.
+        let failed = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+        assert_eq!(failed, 0, "pthread_atfork: no memory for the handlers");
     });
     GENERATION.load(Ordering::Relaxed)
 }

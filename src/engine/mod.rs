@@ -9,6 +9,7 @@ mod link;
 mod member;
 
 use std::{
+    cell::RefCell,
     collections::HashMap,
     net::TcpStream,
     os::fd::OwnedFd,
@@ -21,7 +22,7 @@ use std::{
 };
 
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::{
     buffer::spare_capacity,
     event::{EventfdFlags, epoll},
@@ -90,7 +91,24 @@ struct Engine {
     generation: u64,
 }
 
-static ENGINE: Mutex<Option<(u64, Weak<Engine>)>> = Mutex::new(None);
+static ENGINE: Mutex<Slot> = Mutex::new(None);
+type Slot = Option<(u64, Weak<Engine>)>;
+
+thread_local! {
+    /// The lock while this thread forks.
+    static HELD: RefCell<Option<MutexGuard<'static, Slot>>> = const { RefCell::new(None) };
+}
+
+/// Keeps everybody from starting the engine until [`let_go`]: this thread is about to fork.
+pub(crate) fn hold() {
+    HELD.set(Some(ENGINE.lock()));
+}
+
+/// Undoes [`hold`], in the parent and in the child, which has a copy of the thread.
+pub(crate) fn let_go() {
+    HELD.take();
+}
+
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// The number of a communicator in no epoll event: the engine's own wake descriptor.
@@ -332,5 +350,43 @@ impl Hall {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use super::*;
+
+    /// Whether a forked child can lock the engine within a second.
+    fn child_can_start_an_engine() -> bool {
+        // SAFETY: the child only tries a lock, and ends without running anything of the parent's.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let free = ENGINE.try_lock_for(Duration::from_secs(1)).is_some();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!free)) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` is valid for the call.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        waited == child && status == 0
+    }
+
+    #[test]
+    fn a_fork_waits_for_whoever_starts_the_engine() {
+        crate::fork::generation();
+        let (held, is_held) = mpsc::channel();
+        let holder = std::thread::spawn(move || {
+            let guard = ENGINE.lock();
+            held.send(()).unwrap();
+            // Long enough for a fork that does not wait to happen now; one that waits passes however long it is.
+            std::thread::sleep(Duration::from_millis(50));
+            drop(guard);
+        });
+        is_held.recv().unwrap();
+        assert!(child_can_start_an_engine());
+        holder.join().unwrap();
     }
 }
