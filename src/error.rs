@@ -91,6 +91,9 @@ pub enum Error {
         /// Why.
         cause: String,
     },
+    /// Whoever carried the call out panicked; the panic's message says why.
+    #[error("the call was abandoned: the thread that carried it out panicked")]
+    Abandoned,
     /// The communicator was made before `fork` and used in the child.
     #[error(
         "the communicator was created before fork() and cannot be used in the child process; create one there"

@@ -38,12 +38,24 @@ impl Job {
 
     /// Says that nobody touches the job's memory any more.
     pub(crate) fn end(self, result: Result<()>) {
-        *self.state.result.lock() = Some(result);
-        self.state.ended.notify_all();
+        self.state.end(result);
+    }
+}
+
+impl Drop for Job {
+    /// A job that was lost on the way, by a panic of whoever drove it, has ended all the same: somebody may be waiting.
+    fn drop(&mut self) {
+        self.state.end(Err(Error::Abandoned));
     }
 }
 
 impl JobState {
+    /// Sets the result, unless there is one already, and wakes who waits for it.
+    fn end(&self, result: Result<()>) {
+        self.result.lock().get_or_insert(result);
+        self.ended.notify_all();
+    }
+
     fn result(&self) -> Option<Result<()>> {
         self.result.lock().clone()
     }
@@ -282,4 +294,31 @@ impl Drop for Scope<'_> {
 fn spare<T: Element>(request: &Request, communicator: &Communicator, like: &[T]) -> Vec<T> {
     let len = request.output_len(communicator.inner.group) as usize;
     like.first().map_or_else(Vec::new, |&element| vec![element; len])
+}
+
+#[cfg(test)]
+mod tests {
+    use rccl_core::DataType;
+
+    use super::*;
+
+    fn job() -> (Job, Arc<JobState>) {
+        let request = Request::all_reduce(1, DataType::Float, ReduceOp::Sum);
+        Job::new(request, std::ptr::null(), std::ptr::null_mut())
+    }
+
+    #[test]
+    fn a_job_that_nobody_ends_has_ended_all_the_same() {
+        let (job, state) = job();
+        assert!(state.result().is_none());
+        drop(job);
+        assert!(matches!(state.result(), Some(Err(Error::Abandoned))));
+    }
+
+    #[test]
+    fn the_first_result_counts() {
+        let (job, state) = job();
+        job.end(Ok(()));
+        assert!(matches!(state.result(), Some(Ok(()))));
+    }
 }
