@@ -1,8 +1,20 @@
 //! All-reduce between threads: every thread is a rank, and all end with the same sum.
 
+use std::process::ExitCode;
+
 use rccl::{Communicator, Options, ReduceOp};
 
-fn main() -> rccl::Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> rccl::Result<()> {
     let ranks = Communicator::local(4, &Options::from_env()?)?;
     std::thread::scope(|threads| {
         for communicator in &ranks {

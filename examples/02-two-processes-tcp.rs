@@ -1,11 +1,21 @@
 //! Two processes all-reduce over TCP. The first one makes the id and starts the second one, which finds the id in its
 //! environment; on a cluster a launcher would pass it on.
 
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use rccl::{Communicator, Options, ReduceOp, Root, TransportChoice, UniqueId};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     match std::env::var("RCCL_ID") {
         Ok(id) => rank(&id.parse()?, 1),
         Err(_) => {

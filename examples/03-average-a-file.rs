@@ -2,6 +2,8 @@
 //! file comes with the crate `linfa-datasets`). Each of four ranks has a quarter of the patients, computes the gradient of
 //! its part, and all-reduces the average; the result is checked against a serial computation over all patients.
 
+use std::process::ExitCode;
+
 use rccl::{Communicator, Options, ReduceOp};
 
 const RANKS: usize = 4;
@@ -37,7 +39,17 @@ fn train(patients: &[Patient], all: usize, mut total: impl FnMut(&mut Vec<f64>))
     weights
 }
 
-fn main() -> rccl::Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> rccl::Result<()> {
     let data = linfa_datasets::diabetes();
     let patients: Vec<Patient> = data
         .records
