@@ -100,7 +100,13 @@ impl Options {
     /// A variable whose value makes no sense, by name.
     pub fn from_env() -> Result<Self> {
         let mut options = Self { interfaces: Choice::from_env()?, ..Self::default() };
-        if variable::<u32>("NCCL_SHM_DISABLE")?.is_some_and(|value| value != 0) {
+        let disable: Option<String> = variable("NCCL_SHM_DISABLE")?;
+        let disable = disable.map(|value| {
+            value
+                .parse()
+                .map_err(|_| invalid("NCCL_SHM_DISABLE", &value, "it is a number: 1 for yes, 0 for no"))
+        });
+        if disable.transpose()?.unwrap_or(0_i64) != 0 {
             options.transport = TransportChoice::Tcp;
         }
         if let Some(transport) = variable("RCCL_TRANSPORT")? {
@@ -123,7 +129,7 @@ impl Options {
         ] {
             if let Some(seconds) = variable::<f64>(name)? {
                 *field = Duration::try_from_secs_f64(seconds)
-                    .map_err(|error| invalid(name, &seconds.to_string(), &error.to_string()))?;
+                    .map_err(|error| invalid(name, &format!("{seconds:?}"), &error.to_string()))?;
             }
         }
         options.check().map_err(|error| match error {
