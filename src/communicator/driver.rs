@@ -167,7 +167,8 @@ impl Driver {
         if self.ports.has_remote() {
             // Nobody rings for a descriptor, and nobody's doorbell is a descriptor: with peers of both kinds, look often.
             let nap = if self.ports.has_local() { Duration::from_micros(100) } else { MAX_NAP };
-            self.ports.poll(nap);
+            let awaited = self.awaited(run);
+            self.ports.poll(nap, &awaited);
             return Ok(());
         }
         let doorbell = self.ports.own().clone();

@@ -108,10 +108,14 @@ impl Ports {
         Ok(idle)
     }
 
-    /// Sleeps until a descriptor of a remote station is ready, or for `timeout`.
-    pub(crate) fn poll(&self, timeout: std::time::Duration) {
+    /// Sleeps until something comes from one of the `awaited` ranks on other hosts, or something published can be handed
+    /// over, or for `timeout`. What others send early stays where it is.
+    pub(crate) fn poll(&self, timeout: std::time::Duration, awaited: &[Rank]) {
         use rustix::event::{PollFd, PollFlags};
-        let reads = self.readers.iter().flatten().flat_map(Reader::descriptors).map(|fd| (fd, PollFlags::IN));
+        let readers = self.readers.iter().enumerate();
+        let readers = readers.filter(|&(port, _)| awaited.contains(&self.publisher_of(port)));
+        let readers = readers.filter_map(|(_, reader)| reader.as_ref());
+        let reads = readers.flat_map(Reader::descriptors).map(|fd| (fd, PollFlags::IN));
         let writes =
             self.publishers.iter().flatten().flat_map(Publisher::descriptors).map(|fd| (fd, PollFlags::OUT));
         let descriptors: Vec<_> = reads.chain(writes).collect();

@@ -1,15 +1,21 @@
 //! The host executor over the simulated fabric: every rank on a host of its own, all in one thread, in virtual time. Any
 //! failure names its seed, and the seed repeats it.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
 use rccl_core::{
     Algorithm, Collective, DataType, Group, Rank, ReduceOp, Request, oracle, plan::Station, planner,
 };
 use rccl_transport::{
-    channel::Transport as _,
+    channel::Transport,
+    secret::Secret,
     sim,
-    station::{Arena, Layout, Publisher, Reader, Sizes},
+    station::{Arena, LABEL_BYTES, Label, Layout, Publisher, Reader, Sizes},
+    tcp,
 };
 
 use super::{Advance, Fault, Ports, Program, Run};
@@ -18,6 +24,11 @@ const SIZES: Sizes = Sizes { slots: 2, slot_bytes: 256 };
 
 /// The ports of all ranks, every two joined by simulated channels.
 fn ports(fabric: &sim::Fabric, size: u32) -> Vec<Ports> {
+    ports_over(size, |rank| Box::new(fabric.transport(rank)), || while fabric.step() {})
+}
+
+/// The ports of all ranks, every two joined by channels of the ranks' transports; `settle` lets a connection come about.
+fn ports_over(size: u32, transport: impl Fn(u32) -> Box<dyn Transport>, settle: impl Fn()) -> Vec<Ports> {
     let groups: Vec<Group> = (0..size).map(|rank| Group::new(size, rank).unwrap()).collect();
     let arenas: Vec<Arena> = groups
         .iter()
@@ -36,10 +47,15 @@ fn ports(fabric: &sim::Fabric, size: u32) -> Vec<Ports> {
         })
         .collect();
     let connect = |from: Rank, to: Rank| {
-        let mut listener = fabric.transport(to.0).listen().unwrap();
-        let mut connecting = fabric.transport(from.0).connect(&listener.address()).unwrap();
-        while fabric.step() {}
-        (connecting.poll().unwrap().unwrap(), listener.poll_accept().unwrap().unwrap())
+        let mut listener = transport(to.0).listen().unwrap();
+        let mut connecting = transport(from.0).connect(&listener.address()).unwrap();
+        let (mut sender, mut receiver) = (None, None);
+        while sender.is_none() || receiver.is_none() {
+            settle();
+            sender = sender.or_else(|| connecting.poll().unwrap());
+            receiver = receiver.or_else(|| listener.poll_accept().unwrap());
+        }
+        (sender.unwrap(), receiver.unwrap())
     };
     for (group, arena) in groups.iter().zip(&arenas) {
         let me = group.rank();
@@ -202,4 +218,36 @@ fn another_call_on_a_peer_is_a_mismatch_and_writes_nothing() {
     assert!(faults >= 2);
     drop(runs);
     assert!(outputs.iter().flatten().all(|&byte| byte == 0xa5));
+}
+
+/// Publishes a short message for rank 0 and waits until the network has taken it.
+fn send_to_first(ports: &mut Ports, from: u32) {
+    let station = Station::Pair { publisher: Rank(from), reader: Rank(0) };
+    let port = ports.publisher_port(station);
+    let publisher = ports.publishers[port].as_mut().unwrap();
+    publisher.claim(8).unwrap().expect("the station is empty");
+    publisher.publish(&Label { signature: 1, text: [0; LABEL_BYTES] }, Run::NO_CALL, 8).unwrap();
+    while !ports.drive().unwrap() {}
+}
+
+#[test]
+fn who_waits_for_one_rank_sleeps_through_what_others_send_early() {
+    let secret = Secret::random().unwrap();
+    let transport = |_| -> Box<dyn Transport> {
+        Box::new(tcp::Transport::new(tcp::Options::loopback(), secret.clone()).unwrap())
+    };
+    let [first, mut second, mut third] = <[Ports; 3]>::try_from(ports_over(3, transport, || ())).unwrap();
+    send_to_first(&mut second, 1);
+    // Whatever rank 1 sends has arrived once somebody who waits for it is woken.
+    first.poll(Duration::from_secs(20), &[Rank(1)]);
+    let (woken, wakes) = mpsc::channel();
+    let sleeper = thread::spawn(move || {
+        first.poll(Duration::from_secs(20), &[Rank(2)]);
+        woken.send(()).unwrap();
+        first
+    });
+    assert!(wakes.recv_timeout(Duration::from_millis(100)).is_err(), "woken by a rank that nobody waits for");
+    send_to_first(&mut third, 2);
+    wakes.recv_timeout(Duration::from_secs(10)).expect("woken by the rank that is waited for");
+    sleeper.join().unwrap();
 }
