@@ -11,8 +11,8 @@ use rccl_core::DataType;
 use rccl_transport::{
     Error, Region,
     cuda::{
-        Attribute, Device, DeviceMemory, Driver, Event, HostRegistration, Module, PointerInfo, PointerKind,
-        PrimaryContext, Stream, Until, WordOperation,
+        Attribute, Capture, Device, DeviceMemory, Driver, Event, HostRegistration, Module, PointerInfo,
+        PointerKind, PrimaryContext, Stream, Until, WordOperation,
         kernels::{Kernel, Kernels},
         sys::{CUcontext, Functions, Library},
     },
@@ -233,7 +233,8 @@ fn use_everything(context: &PrimaryContext) -> rccl_transport::Result<()> {
     unsafe { stream.word_operations(&operations)? };
     event.record(&stream)?;
     stream.wait_event(&event)?;
-    assert!(event.is_done()? && stream.is_idle()? && !stream.is_capturing()?);
+    assert!(event.is_done()? && stream.is_idle()? && Capture::of(&stream)?.is_none());
+    assert_eq!(stream.owner()?, context.raw());
     stream.wait(std::time::Duration::from_secs(10))?;
     stream.synchronize()?;
     assert_eq!(

@@ -32,8 +32,6 @@ impl Attribute {
     pub const CAPABILITY_MAJOR: Self = Self(75);
     /// Minor compute capability.
     pub const CAPABILITY_MINOR: Self = Self(76);
-    /// Whether blocks of one launch can be guaranteed to run together.
-    pub const COOPERATIVE_LAUNCH: Self = Self(95);
     /// Whether stream operations can wait for what a remote device wrote here.
     pub const FLUSH_REMOTE_WRITES: Self = Self(98);
     /// NUMA node of the host next to the device, -1 if unknown.

@@ -28,7 +28,7 @@ pub mod sys;
 
 pub use device::{Attribute, ContextGuard, Device, PeerAttribute, PrimaryContext};
 pub use driver::{Driver, LIBRARY_VARIABLE};
-pub use graph::Graph;
+pub use graph::{BesideCaptures, Capture, Graph, RecordNode};
 pub use memory::{DeviceMemory, HostRegistration, PointerInfo, PointerKind};
 pub use module::{Function, FunctionAttribute, Module, Shape};
 pub use stream::{Event, Stream, Until, WordOperation};

@@ -104,6 +104,21 @@ pub struct Shape {
 }
 
 impl Function {
+    /// Loads its code onto the device, which drivers otherwise do at the first launch and which may wait for whatever runs.
+    /// Does nothing where the driver is too old to be told (before CUDA 12.4): there [`Function::attribute`] loads it.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn load(&self) -> Result<()> {
+        let context = &self.module.context;
+        let _guard = context.enter()?;
+        // SAFETY: the module is loaded.
+        match unsafe { driver_call!(context.driver(), cuFuncLoad(self.raw)) } {
+            Err(Error::Unavailable { .. }) => self.attribute(FunctionAttribute::REGISTERS).map(drop),
+            result => result,
+        }
+    }
+
     /// One of its attributes.
     ///
     /// # Errors
@@ -167,43 +182,6 @@ impl Function {
                     stream.raw(),
                     place.as_mut_ptr(),
                     std::ptr::null_mut()
-                )
-            )
-        }
-    }
-
-    /// As [`Function::launch`], with the driver's guarantee that all blocks run together, or an error.
-    ///
-    /// # Errors
-    /// [`Error::Device`], code 720 if they do not all fit.
-    ///
-    /// # Safety
-    /// As [`Function::launch`].
-    pub unsafe fn launch_cooperative<P: Copy>(
-        &self,
-        stream: &Stream,
-        shape: Shape,
-        parameters: &P,
-    ) -> Result<()> {
-        let context = &self.module.context;
-        let _guard = context.enter()?;
-        let mut place = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
-        let Shape { blocks, threads } = shape;
-        // SAFETY: one parameter, as the caller vouches; the driver only reads it.
-        unsafe {
-            driver_call!(
-                context.driver(),
-                cuLaunchCooperativeKernel(
-                    self.raw,
-                    blocks,
-                    1,
-                    1,
-                    threads,
-                    1,
-                    1,
-                    0,
-                    stream.raw(),
-                    place.as_mut_ptr()
                 )
             )
         }

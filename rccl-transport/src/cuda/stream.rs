@@ -9,12 +9,13 @@ use super::{
     PrimaryContext,
     device::forget_failure,
     driver::driver_call,
-    sys::{self, CUdeviceptr, CUevent, CUresult, CUstream, CUstreamBatchMemOpParams},
+    sys::{self, CUcontext, CUdeviceptr, CUevent, CUresult, CUstream, CUstreamBatchMemOpParams},
 };
 use crate::{Error, Result};
 
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
+const WAIT_EXTERNAL: u32 = 1;
 
 /// A stream: work in order, on one device. Created here, or borrowed from the caller.
 #[derive(Debug)]
@@ -114,6 +115,17 @@ impl Stream {
         unsafe { driver_call!(self.context.driver(), cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
 
+    /// As [`Stream::wait_event`], for a stream that is being captured and an event that is recorded outside of the capture:
+    /// every replay waits for what the event marks then.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; also if the stream is not being captured.
+    pub fn wait_outside_event(&self, event: &Event) -> Result<()> {
+        let _guard = self.context.enter()?;
+        // SAFETY: stream and event are alive.
+        unsafe { driver_call!(self.context.driver(), cuStreamWaitEvent(self.raw, event.raw, WAIT_EXTERNAL)) }
+    }
+
     /// Enqueues a copy. Addresses are of a device's memory or of registered host memory.
     ///
     /// # Errors
@@ -193,16 +205,16 @@ impl Stream {
         }
     }
 
-    /// Whether it is being captured into a graph.
+    /// The context that the driver knows it by; default streams belong to whatever context is current.
     ///
     /// # Errors
-    /// [`Error::Device`]: among others, an invalidated capture.
-    pub fn is_capturing(&self) -> Result<bool> {
+    /// [`Error::Device`], for a handle that is no stream among others.
+    pub fn owner(&self) -> Result<CUcontext> {
         let _guard = self.context.enter()?;
-        let mut status = 0;
-        // SAFETY: writes one integer.
-        unsafe { driver_call!(self.context.driver(), cuStreamIsCapturing(self.raw, &mut status)) }?;
-        Ok(status != 0)
+        let mut owner = CUcontext::NULL;
+        // SAFETY: writes one handle.
+        unsafe { driver_call!(self.context.driver(), cuStreamGetCtx(self.raw, &mut owner)) }?;
+        Ok(owner)
     }
 }
 
@@ -277,6 +289,12 @@ impl Event {
         // SAFETY: writes one handle; destroyed in `Drop`.
         unsafe { driver_call!(context.driver(), cuEventCreate(&mut raw, flags)) }?;
         Ok(Self { context: context.clone(), raw })
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub const fn raw(&self) -> CUevent {
+        self.raw
     }
 
     /// Marks the end of what is enqueued on `stream` now.

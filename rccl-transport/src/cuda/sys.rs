@@ -56,6 +56,8 @@ handles! {
     CUfunction,
     /// A graph being described.
     CUgraph,
+    /// A node of a graph.
+    CUgraphNode,
     /// A graph that can be launched.
     CUgraphExec,
 }
@@ -222,14 +224,17 @@ functions! {
     cuModuleUnload(CUmodule);
     cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
     cuFuncGetAttribute(*mut c_int, c_int, CUfunction);
+    cuFuncLoad(CUfunction);
     cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
     cuLaunchKernel(
         CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void,
     );
-    cuLaunchCooperativeKernel(
-        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
-    );
     // Graphs.
+    cuStreamGetCaptureInfo_v2(
+        CUstream, *mut c_int, *mut u64, *mut CUgraph, *mut *const CUgraphNode, *mut usize,
+    );
+    cuGraphAddEventRecordNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, CUevent);
+    cuGraphAddDependencies(CUgraph, *const CUgraphNode, *const CUgraphNode, usize);
     cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, u64);
     cuGraphLaunch(CUgraphExec, CUstream);
     cuGraphExecDestroy(CUgraphExec);

@@ -9,13 +9,11 @@ use std::{
     },
 };
 
-use rustix::{
-    fs::{MemfdFlags, SealFlags},
-    mm::Advice,
-};
-
 use super::{Layout, PAGE_BYTES};
-use crate::{Error, Region, Result, sys::mapping};
+use crate::{
+    Error, Region, Result,
+    sys::{mapping, shared},
+};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"rcclAren");
 
@@ -40,15 +38,7 @@ impl Arena {
     /// # Errors
     /// [`Error::Io`] if the memory cannot be had.
     pub fn create(layout: &Layout) -> Result<OwnedFd> {
-        let len = layout.len_bytes();
-        let file = rustix::fs::memfd_create("rccl-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|errno| Error::io("memfd_create of the station arena", errno))?;
-        rustix::fs::ftruncate(&file, len as u64)
-            .map_err(|errno| Error::io(format!("ftruncate of the station arena to {len} bytes"), errno))?;
-        // Nobody may cut the file short under a mapping: that would end in SIGBUS.
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-            .map_err(|errno| Error::io("fcntl(F_ADD_SEALS) of the station arena", errno))?;
-        Ok(file)
+        shared::sealed("rccl-arena", layout.len_bytes())
     }
 
     /// Maps the file of an arena.
@@ -66,11 +56,7 @@ impl Arena {
             )));
         }
         let region = mapping::shared(&file, layout.len_bytes(), "the station arena")?;
-        // Huge pages where the system grants them; without them everything works as well.
-        // SAFETY: the range is the mapping made above.
-        let _ = unsafe {
-            rustix::mm::madvise(region.start().as_ptr().cast(), region.len(), Advice::LinuxHugepage)
-        };
+        mapping::prefer_huge_pages(&region);
         Ok(Self { region, layout })
     }
 

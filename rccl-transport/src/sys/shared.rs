@@ -10,18 +10,46 @@ use crate::{Error, Region, Result};
 /// What the memory is, in errors.
 const WHAT: &str = "a channel";
 
-/// Makes `len` zero bytes of shared memory. They exist nowhere but in processes that have the descriptor or map it.
+/// Makes a file of `len` zero bytes in memory, which nobody can make shorter (touching a mapping would then end the process)
+/// or longer. It exists nowhere but in processes that have the descriptor or map it, and programs that these start do not
+/// inherit it. Memory is taken at the first touch.
+///
+/// # Errors
+/// [`Error::Io`] if the machine has no descriptor left.
+pub(crate) fn sealed(name: &str, len: usize) -> Result<OwnedFd> {
+    sealed_with(name, len, MemfdFlags::empty())
+}
+
+/// As [`sealed`], of huge pages that the system has set aside, all of which are taken now.
+///
+/// # Errors
+/// [`Error::Io`] if there are not enough of them.
+pub(crate) fn sealed_huge(name: &str, len: usize) -> Result<OwnedFd> {
+    let file = sealed_with(name, len, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)?;
+    let region = mapping::shared(&file, len, name)?;
+    mapping::populate(&region.slice(0..len), name)?;
+    Ok(file)
+}
+
+fn sealed_with(name: &str, len: usize, flags: MemfdFlags) -> Result<OwnedFd> {
+    let failed = |call: &'static str| move |errno| Error::io(format!("{call} of {name}, {len} bytes"), errno);
+    let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(name, flags).map_err(failed("memfd_create"))?;
+    rustix::fs::ftruncate(&file, len as u64).map_err(failed("ftruncate"))?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(failed("sealing"))?;
+    Ok(file)
+}
+
+/// Makes `len` zero bytes of shared memory and takes them at once.
 ///
 /// # Errors
 /// [`Error::Io`] if the machine has no memory or descriptor left.
 pub(crate) fn create(len: usize) -> Result<(OwnedFd, Arc<Region>)> {
-    let failed = |call: &'static str| move |errno| Error::io(format!("{call} of {len} bytes"), errno);
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("rccl", flags).map_err(failed("memfd_create"))?;
+    let file = sealed("rccl", len)?;
     // Allocates what a first touch would allocate, so that a full machine is an error here and not a signal there.
-    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64).map_err(failed("fallocate"))?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals).map_err(failed("sealing"))?;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64)
+        .map_err(|errno| Error::io(format!("fallocate of {len} bytes"), errno))?;
     let region = mapping::shared(&file, len, WHAT)?;
     Ok((file, region))
 }

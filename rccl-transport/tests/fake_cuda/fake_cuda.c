@@ -20,7 +20,7 @@ static char failing[64];
 static CUresult failing_code;
 static int retained[2], live_objects, batches;
 static _Thread_local uintptr_t stack[16];
-static _Thread_local int depth;
+static _Thread_local int depth, capture_mode;
 static struct { uintptr_t start; size_t bytes; int kind, device; } ranges[64];
 
 void fake_fail(const char *name, CUresult code) { strncpy(failing, name, sizeof failing - 1); failing_code = code; }
@@ -136,7 +136,11 @@ CUresult cuStreamDestroy_v2(void *stream) { IN_CONTEXT; live_objects--; return 0
 CUresult cuStreamQuery(void *stream) { IN_CONTEXT; return 0; }
 CUresult cuStreamSynchronize(void *stream) { IN_CONTEXT; return 0; }
 CUresult cuStreamWaitEvent(void *stream, void *event, unsigned flags) { IN_CONTEXT; return 0; }
-CUresult cuStreamIsCapturing(void *stream, int *status) { IN_CONTEXT; *status = 0; return 0; }
+CUresult cuThreadExchangeStreamCaptureMode(int *mode) { BEGIN; int was = capture_mode; capture_mode = *mode, *mode = was; return 0; }
+CUresult cuStreamGetCtx(void *stream, uintptr_t *context) { IN_CONTEXT; *context = current(); return 0; }
+CUresult cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, void **tips, size_t *count) {
+    IN_CONTEXT; *status = 0; return 0;
+}
 
 /* Nothing else runs that could fulfil a wait: an unfulfilled one is a mistake of the test's. */
 CUresult cuStreamWaitValue32_v2(void *stream, CUdeviceptr word, uint32_t value, unsigned flags) {

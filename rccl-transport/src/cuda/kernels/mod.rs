@@ -92,7 +92,9 @@ impl Kernels {
         for kernel in Kernel::ALL {
             let [float, half, bfloat16] =
                 TYPES.map(|data_type| module.function(&format!("{}_{}", kernel.name(), data_type.name())));
-            functions.push([float?, half?, bfloat16?]);
+            let each = [float?, half?, bfloat16?];
+            each.iter().try_for_each(Function::load)?;
+            functions.push(each);
         }
         let functions = functions.try_into().unwrap_or_else(|_| unreachable!("one entry for each kernel"));
         let multiprocessors = context.device().attribute(Attribute::MULTIPROCESSORS)?.unsigned_abs();

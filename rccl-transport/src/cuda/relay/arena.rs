@@ -9,7 +9,10 @@ use std::{
 };
 
 use super::super::kernels::{LINE_BYTES, STRIPE_WORDS_BYTES};
-use crate::{Error, Region, Result, sys::mapping};
+use crate::{
+    Error, Region, Result,
+    sys::{mapping, shared},
+};
 
 /// Lines of one half of an `ll` station: 512 KiB of data.
 pub const LL_LINES: usize = 1 << 16;
@@ -23,11 +26,23 @@ pub const SLOT_BYTES: usize = 32 << 10;
 pub const RELAY_SLOT_BYTES: usize = 8 << 10;
 /// Slots of the copy engines.
 pub const BULK_SLOTS: usize = 4;
-/// Bytes of a slot of the copy engines.
-pub const BULK_SLOT_BYTES: usize = 8 << 20;
 
+/// The largest slot of the copy engines.
+const MAX_BULK_SLOT_BYTES: usize = 8 << 20;
+/// What a rank's device sets aside for slots that it has collected: two of every peer.
+const MAX_STAGING_BYTES: usize = 31 << 20;
+const NAME: &str = "rccl-cuda";
 const ABORT: usize = 0;
 const BULK_WORD_BYTES: usize = 256;
+
+/// Bytes of a slot of the copy engines, a power of two: between more ranks smaller, so that no device gives more than
+/// 32 MiB.
+#[must_use]
+pub const fn bulk_slot_bytes(ranks: u32) -> usize {
+    let peers = if ranks > 2 { ranks as usize - 1 } else { 1 };
+    let fits = 1 << (MAX_STAGING_BYTES / (2 * peers)).ilog2();
+    if fits < MAX_BULK_SLOT_BYTES { fits } else { MAX_BULK_SLOT_BYTES }
+}
 
 /// Where everything of one rank lies, in bytes from the start of the arena.
 #[derive(Debug, Clone, Copy)]
@@ -58,12 +73,14 @@ impl Stations {
             conduits: take(STRIPES * SLOTS * RELAY_SLOT_BYTES * ranks as usize),
             results: take(STRIPES * SLOTS * RELAY_SLOT_BYTES),
             relay_words: take(STRIPES * STRIPE_WORDS_BYTES),
-            bulk: take(BULK_SLOTS * BULK_SLOT_BYTES),
+            bulk: take(BULK_SLOTS * bulk_slot_bytes(ranks)),
             bulk_words: take(BULK_SLOTS * ranks as usize * BULK_WORD_BYTES),
             end: 0,
         };
+        // Each rank's part begins on a huge page: it may lie on another NUMA node than the one before.
+        let end = end.next_multiple_of(mapping::HUGE_PAGE_BYTES);
         stations.end = end;
-        let base = Arena::CONTROL_BYTES + rank as usize * end;
+        let base = mapping::HUGE_PAGE_BYTES + rank as usize * end;
         for offset in [
             &mut stations.ll,
             &mut stations.stripe,
@@ -108,20 +125,19 @@ impl Arena {
         Stations::of(ranks.max(1) - 1, ranks).end
     }
 
-    /// A descriptor of a new arena, all 0; a process that is started inherits it.
+    /// A new arena, all 0, of a length that nobody can change: of huge pages if the system has set enough aside.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn create(ranks: u32) -> Result<OwnedFd> {
-        let fd = rustix::fs::memfd_create("rccl-cuda", rustix::fs::MemfdFlags::empty())
-            .map_err(|error| Error::io("memfd_create", error))?;
-        let bytes = Self::len_bytes(ranks);
-        rustix::fs::ftruncate(&fd, bytes as u64)
-            .map_err(|error| Error::io(format!("ftruncate to {bytes}"), error))?;
-        Ok(fd)
+        let len = Self::len_bytes(ranks);
+        shared::sealed_huge(NAME, len).or_else(|error| {
+            tracing::debug!(%error, "no huge pages are set aside for the device arena");
+            shared::sealed(NAME, len)
+        })
     }
 
-    /// Maps an arena of `ranks` ranks.
+    /// Maps an arena of `ranks` ranks, with huge pages if the system grants them.
     ///
     /// # Errors
     /// [`Error::Refused`] if the file has another length, [`Error::Io`].
@@ -133,7 +149,26 @@ impl Arena {
             return Err(Error::Refused { peer: "the device arena".to_owned(), reason });
         }
         let region = mapping::shared(fd, len, "the device arena")?;
+        mapping::prefer_huge_pages(&region);
         Ok(Self { region, ranks })
+    }
+
+    /// Takes the memory of `rank`'s stations (rank 0: and that of the control part), on NUMA node `node` if that is known
+    /// and allowed. Done by every rank for its own before anybody registers the arena, which would take all of it wherever
+    /// it is.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if there is no such memory left.
+    pub fn occupy(&self, rank: u32, node: Option<u32>) -> Result<()> {
+        let end = Stations::of(rank, self.ranks).end;
+        let start = if rank == 0 { 0 } else { Stations::of(rank - 1, self.ranks).end };
+        let part = self.region.slice(start..end);
+        if let Some(node) = node
+            && let Err(error) = mapping::prefer_node(&part, node)
+        {
+            tracing::debug!(%error, node, "the device arena lies wherever the system likes");
+        }
+        mapping::populate(&part, "the device arena")
     }
 
     /// The mapped memory.
@@ -198,5 +233,37 @@ impl Arena {
             self.word(stations.free(slot, reader, self.ranks)).store(1, Ordering::Release);
             self.word(stations.full(slot, reader, self.ranks)).store(1, Ordering::Release);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arena_cannot_be_cut_short_nor_inherited() {
+        let file = Arena::create(2).unwrap();
+        assert!(rustix::fs::ftruncate(&file, 0).is_err());
+        assert!(rustix::io::fcntl_getfd(&file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        let error = Arena::map(&file, 3).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }), "{error}");
+    }
+
+    #[test]
+    fn ranks_occupy_the_whole_arena_between_them_and_it_stays_zero() {
+        let arena = Arena::map(Arena::create(2).unwrap(), 2).unwrap();
+        (0..2).for_each(|rank| arena.occupy(rank, Some(0)).unwrap());
+        assert_eq!(Stations::of(1, 2).end, Arena::len_bytes(2));
+        assert_eq!(arena.word(Arena::len_bytes(2) - 4).load(Ordering::Relaxed), 0);
+        assert!(!arena.is_aborted());
+    }
+
+    #[test]
+    fn every_group_stays_within_its_device_memory() {
+        for ranks in 2..=32 {
+            let slot = bulk_slot_bytes(ranks);
+            assert!(2 * (ranks as usize - 1) * slot <= MAX_STAGING_BYTES && slot >= 256 << 10, "{ranks}");
+        }
+        assert_eq!(bulk_slot_bytes(2), 8 << 20);
     }
 }

@@ -7,7 +7,7 @@ use super::{
         Event, PrimaryContext, Shape, Stream, Until, WordOperation,
         kernels::{MAX_RANKS, ReduceParams},
     },
-    BULK_SLOT_BYTES, BULK_SLOTS, BulkShape, Call, Relay,
+    BULK_SLOTS, BulkShape, Call, Relay, bulk_slot_bytes,
 };
 use crate::{Error, Result};
 
@@ -50,7 +50,7 @@ pub(super) fn enqueue(
     call: &Call,
     shape: BulkShape,
 ) -> Result<()> {
-    check(shape)?;
+    check(shape, relay.ranks)?;
     let _guard = relay.context.enter()?;
     let each = (shape.chunk_bytes / call.data_type.size_bytes()) as u64;
     engines.start.record(stream)?;
@@ -67,18 +67,16 @@ pub(super) fn enqueue(
     stream.wait_event(&engines.out_done)
 }
 
-fn check(shape: BulkShape) -> Result<()> {
-    let chunk_fits =
-        (16..=BULK_SLOT_BYTES).contains(&shape.chunk_bytes) && shape.chunk_bytes.is_multiple_of(16);
+fn check(shape: BulkShape, ranks: u32) -> Result<()> {
+    let most = bulk_slot_bytes(ranks);
+    let chunk_fits = (16..=most).contains(&shape.chunk_bytes) && shape.chunk_bytes.is_multiple_of(16);
     if chunk_fits && (1..=BULK_SLOTS).contains(&shape.slots) {
         return Ok(());
     }
     Err(Error::Invalid {
         what: "bulk shape".to_owned(),
         value: format!("{shape:?}"),
-        reason: format!(
-            "chunks are multiples of 16, at most {BULK_SLOT_BYTES} bytes, in 1 to {BULK_SLOTS} slots"
-        ),
+        reason: format!("chunks are multiples of 16, at most {most} bytes, in 1 to {BULK_SLOTS} slots"),
     })
 }
 
@@ -134,7 +132,7 @@ impl Work<'_> {
             })
             .collect();
         let filled: Vec<_> = self.peers().map(|peer| WordOperation::Write(full(peer), 1)).collect();
-        let slot = base + (mine.bulk + chunk.slot * BULK_SLOT_BYTES) as u64;
+        let slot = base + (mine.bulk + chunk.slot * bulk_slot_bytes(ranks)) as u64;
         // SAFETY: words of the arena, which outlives the stream's work.
         unsafe { out.word_operations(&taken) }?;
         // SAFETY: the slot is this rank's alone between the words; the input is only read.
@@ -147,7 +145,7 @@ impl Work<'_> {
         let Relay { rank, ranks, .. } = *self.relay;
         let place = if peer > rank { peer - 1 } else { peer };
         let half = chunk.half() as u64 * u64::from(ranks - 1);
-        self.relay.staging.start() + (half + u64::from(place)) * BULK_SLOT_BYTES as u64
+        self.relay.staging.start() + (half + u64::from(place)) * bulk_slot_bytes(ranks) as u64
     }
 
     fn collect(&self, chunk: &Chunk) -> Result<()> {
@@ -160,7 +158,7 @@ impl Work<'_> {
             let theirs = self.relay.stations(peer);
             let full = base + theirs.full(chunk.slot, rank, ranks) as u64;
             let free = base + theirs.free(chunk.slot, rank, ranks) as u64;
-            let slot = base + (theirs.bulk + chunk.slot * BULK_SLOT_BYTES) as u64;
+            let slot = base + (theirs.bulk + chunk.slot * bulk_slot_bytes(ranks)) as u64;
             let taken = [WordOperation::Wait(full, Until::Equal(1)), WordOperation::Write(full, 0)];
             // SAFETY: words of the arena, which outlives the stream's work.
             unsafe { stream.word_operations(&taken) }?;

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use rccl_core::{DataType, split};
 
 use super::{
-    DeviceMemory, HostRegistration, PrimaryContext, Shape, Stream,
+    Capture, DeviceMemory, HostRegistration, PrimaryContext, Shape, Stream,
     kernels::{Kernels, LlParams, MAX_BLOCKS, MAX_RANKS, STRIPE_SERVICE_THREADS, StripeParams},
 };
 use crate::{Error, Result};
 
 use arena::Stations;
-pub use arena::{Arena, BULK_SLOT_BYTES, BULK_SLOTS, LL_LINES, RELAY_SLOT_BYTES, SLOT_BYTES, SLOTS, STRIPES};
+pub use arena::{Arena, BULK_SLOTS, LL_LINES, RELAY_SLOT_BYTES, SLOT_BYTES, SLOTS, STRIPES, bulk_slot_bytes};
 
 const STATE_BYTES: usize = 16 << 10;
 const STRIPE_SEQUENCES: u64 = 4096;
@@ -39,7 +39,7 @@ pub struct StripeShape {
 /// How copy engines are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BulkShape {
-    /// Bytes of a chunk, a multiple of 16, at most [`BULK_SLOT_BYTES`].
+    /// Bytes of a chunk, a multiple of 16, at most [`bulk_slot_bytes`].
     pub chunk_bytes: usize,
     /// Slots in use, 1 to [`BULK_SLOTS`].
     pub slots: usize,
@@ -118,7 +118,7 @@ impl Relay {
         // SAFETY: the memory is alive until the stream is done, which is waited for.
         unsafe { stream.fill(state.start(), 0, STATE_BYTES) }?;
         stream.synchronize()?;
-        let staging_bytes = 2 * (ranks as usize - 1) * BULK_SLOT_BYTES;
+        let staging_bytes = 2 * (ranks as usize - 1) * bulk_slot_bytes(ranks);
         Ok(Self {
             rank,
             ranks,
@@ -169,7 +169,7 @@ impl Relay {
         self.staging.len() + self.state.len()
     }
 
-    /// Whether the copy engines have nothing to do.
+    /// Whether the copy engines have nothing to do, replays of graphs apart.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -191,7 +191,7 @@ impl Relay {
             Protocol::Stripe(shape) => self.stripe(stream, call, shape),
             Protocol::Relay(shape) => self.relay(stream, call, shape),
             Protocol::Bulk(shape) => {
-                let engines = &self.engines[usize::from(stream.is_capturing()?)];
+                let engines = &self.engines[usize::from(Capture::of(stream)?.is_some())];
                 bulk::enqueue(self, engines, stream, call, shape)
             }
         }
