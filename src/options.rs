@@ -222,7 +222,7 @@ fn variable_of(option: &'static str) -> &'static str {
 }
 
 /// Reads and parses a variable. Unset and empty are the same.
-fn variable<T: std::str::FromStr>(name: &'static str) -> Result<Option<T>>
+pub(crate) fn variable<T: std::str::FromStr>(name: &'static str) -> Result<Option<T>>
 where
     T::Err: std::fmt::Display,
 {
@@ -235,7 +235,7 @@ where
     }
 }
 
-fn invalid(name: &str, value: &str, reason: &str) -> Error {
+pub(crate) fn invalid(name: &str, value: &str, reason: &str) -> Error {
     rccl_transport::Error::Invalid {
         what: format!("environment variable {name}"),
         value: value.to_owned(),

@@ -6,14 +6,15 @@
 mod common;
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    process::{Child, ChildStdin, Command, ExitCode, Stdio},
+    io::{Read, Write},
+    process::ExitCode,
     time::{Duration, Instant},
 };
 
+use common::process::{Process, say, start_group, variable};
+
 use libtest_mimic::{Arguments, Failed, Trial};
-use rccl::{Communicator, Error, Options, ReduceOp, Root, TransportChoice, UniqueId};
-use rccl_transport::RootOptions;
+use rccl::{Communicator, Error, Options, ReduceOp, TransportChoice, UniqueId};
 
 /// A death must be reported within this time.
 const DEATH_LIMIT: Duration = Duration::from_secs(2);
@@ -48,81 +49,9 @@ fn main() -> ExitCode {
 
 // --- The test's side -------------------------------------------------------------------------------------------------
 
-/// A rank's process, killed when dropped.
-struct Process {
-    child: Child,
-    _stdin: ChildStdin,
-    lines: std::sync::mpsc::Receiver<String>,
-}
-
-impl Process {
-    fn start(case: &str, transport: TransportChoice, environment: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.env("RCCL_TEST_CASE", case).env("RCCL_TRANSPORT", transport.name());
-        command.envs(environment.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let (sender, lines) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
-        Self { child, _stdin: stdin, lines }
-    }
-
-    fn line(&self, limit: Duration) -> Result<String, Failed> {
-        self.lines
-            .recv_timeout(limit)
-            .map_err(|error| Failed::from(format!("no line within {limit:?}: {error}")))
-    }
-
-    fn expect(&self, wanted: &str) -> Result<(), Failed> {
-        let line = self.line(Duration::from_secs(60))?;
-        if line == wanted { Ok(()) } else { Err(format!("expected `{wanted}`, got `{line}`").into()) }
-    }
-
-    fn signal(&self, signal: libc::c_int) {
-        // SAFETY: a signal to a child of ours that has not been waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id().cast_signed(), signal) }, 0);
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Starts `size` ranks of one group; `host` names the host that a rank pretends to live on.
-fn start_group(
-    case: &str,
-    size: u32,
-    transport: TransportChoice,
-    host: fn(u32) -> &'static str,
-) -> (Root, Vec<Process>) {
-    let (root, id) = Root::start(&RootOptions::default()).unwrap();
-    let processes = (0..size)
-        .map(|rank| {
-            let (id, rank_text, size) = (id.to_string(), rank.to_string(), size.to_string());
-            let mut environment = vec![
-                ("RCCL_TEST_ID", id.as_str()),
-                ("RCCL_TEST_RANK", &rank_text),
-                ("RCCL_TEST_SIZE", &size),
-            ];
-            if !host(rank).is_empty() {
-                environment.push(("RCCL_HOSTID", host(rank)));
-            }
-            Process::start(case, transport, &environment)
-        })
-        .collect();
-    (root, processes)
-}
-
 fn processes_agree(case: &str, transport: TransportChoice) -> Result<(), Failed> {
     for size in [2, 4] {
-        let (_root, group) = start_group(case, size, transport, |_| "");
+        let (_root, group) = start_group(case, size, transport, &[], |_| "");
         for process in &group {
             process.expect("joined")?;
             process.expect("done")?;
@@ -132,7 +61,8 @@ fn processes_agree(case: &str, transport: TransportChoice) -> Result<(), Failed>
 }
 
 fn two_hosts(case: &str, transport: TransportChoice) -> Result<(), Failed> {
-    let (_root, group) = start_group(case, 4, transport, |rank| if rank % 2 == 0 { "here" } else { "there" });
+    let (_root, group) =
+        start_group(case, 4, transport, &[], |rank| if rank % 2 == 0 { "here" } else { "there" });
     for process in &group {
         process.expect("joined")?;
         process.expect("done")?;
@@ -145,7 +75,7 @@ fn two_hosts(case: &str, transport: TransportChoice) -> Result<(), Failed> {
 fn killed(case: &str, transport: TransportChoice) -> Result<(), Failed> {
     for round in 0..5_u32 {
         let size = 3;
-        let (_root, mut group) = start_group(case, size, transport, |_| "");
+        let (_root, mut group) = start_group(case, size, transport, &[], |_| "");
         for process in &group {
             process.expect("joined")?;
             process.expect("running")?;
@@ -170,7 +100,7 @@ fn killed(case: &str, transport: TransportChoice) -> Result<(), Failed> {
 }
 
 fn stopped(case: &str, transport: TransportChoice) -> Result<(), Failed> {
-    let (_root, group) = start_group(case, 3, transport, |_| "");
+    let (_root, group) = start_group(case, 3, transport, &[], |_| "");
     for process in &group {
         process.expect("joined")?;
         process.expect("running")?;
@@ -208,16 +138,6 @@ fn rank(case: &str) -> ExitCode {
         Err(error) => say(&format!("error: {error}")),
     }
     ExitCode::SUCCESS
-}
-
-fn say(line: &str) {
-    let mut stdout = std::io::stdout().lock();
-    let _ = writeln!(stdout, "{line}");
-    let _ = stdout.flush();
-}
-
-fn variable(name: &str) -> String {
-    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
 }
 
 fn member(case: &str) -> rccl::Result<()> {

@@ -1,12 +1,28 @@
 //! Whether the device can use what a call names.
 
 use rccl_core::{DataType, ReduceOp};
-use rccl_transport::cuda::{PointerInfo, PointerKind, PrimaryContext};
+use rccl_transport::cuda::{PointerInfo, PointerKind, PrimaryContext, Stream};
 
 use crate::{Error, Result};
 
 fn argument(what: &'static str, reason: String) -> Error {
     Error::Argument { what, reason }
+}
+
+/// The legacy and the per-thread default stream, which belong to every context, have these numbers.
+const DEFAULT_STREAMS: std::ops::RangeInclusive<usize> = 0..=2;
+
+/// Checks that a stream belongs to its device.
+pub(super) fn check_stream(stream: &Stream) -> Result<()> {
+    let raw = stream.raw().0.addr();
+    if DEFAULT_STREAMS.contains(&raw) || stream.owner()? == stream.context().raw() {
+        return Ok(());
+    }
+    let own = stream.context().device().ordinal();
+    let reason = format!(
+        "{raw:#x} is not a stream of the primary context of device {own}; create it while that device is current"
+    );
+    Err(argument("all_reduce: stream", reason))
 }
 
 /// Checks a call. Whether it asks for the average.

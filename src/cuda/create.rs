@@ -1,12 +1,16 @@
-//! How a group gets its devices: look, agree, share memory, map it.
+//! How a group gets its devices: look, agree, share memory, map it. Every step ends in an exchange, so that it fails on all
+//! ranks or on none.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, OnceLock},
+};
 
 use rccl_core::{DataType, Group, Rank};
 use rccl_transport::{
     HostId, JoinOptions, Root, RootOptions, UniqueId,
     cuda::{
-        Device, Driver, Event, HostRegistration, PrimaryContext,
+        Attribute, BesideCaptures, Device, Driver, HostRegistration, PrimaryContext,
         kernels::{Kernel, Kernels, MAX_RANKS, STRIPE_SERVICE_THREADS},
         relay::{Arena, Relay},
     },
@@ -15,64 +19,81 @@ use rccl_transport::{
 
 use super::{
     CudaCommunicator, CudaDescription, CudaOptions, Mutex, Releaser, Side,
+    agree::exchange,
+    order::Order,
+    quiet,
+    seats::{self, Seat},
     shapes::{Room, Shapes},
 };
 use crate::{Communicator, Error, Result};
 
-/// Bytes in which a rank describes itself, or says why it failed.
-const REPORT_BYTES: usize = 512;
-/// What all ranks must have been given alike.
-const AGREED: [&str; 3] = ["CudaOptions::protocol", "CudaOptions::ll_bytes", "CudaOptions::bulk_bytes"];
+/// How many hardware queues the driver makes for a process where this does not say.
+const CONNECTIONS_VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+const CONNECTIONS: u32 = 8;
 
 impl Communicator {
     /// Gives every rank a device (an ordinal after `CUDA_VISIBLE_DEVICES`) for collectives on CUDA streams. All ranks must
-    /// call it, and all must live on one host. Returns when all are ready. Locks host memory and allocates device memory;
-    /// see [`CudaCommunicator::describe`].
+    /// call it, and all must live on one host. Returns when all are ready. Locks host memory and allocates device memory, at
+    /// most 32 MiB on each device; see [`CudaCommunicator::describe`]. Streams must not be replaying graphs of another
+    /// communicator of this process meanwhile, if ranks of it share a process.
     ///
     /// # Errors
-    /// On all ranks, naming the one that could not: [`rccl_transport::Error::Unavailable`] without a driver or with a device that is
-    /// too old, others of the driver; [`Error::Options`] if options differ; [`Error::Argument`] if ranks live on several
-    /// hosts or share a device in a way that cannot work. The communicator itself is then as it was.
+    /// On all ranks, naming the one that could not: [`rccl_transport::Error::Unavailable`] without a driver or with a device
+    /// that is too old, others of the driver; [`Error::Options`] if options differ; [`Error::Argument`] if options make no
+    /// sense, or ranks live on several hosts or share a device in a way that cannot work. The communicator itself is then
+    /// as it was.
     pub fn cuda(&self, device: u32, options: &CudaOptions) -> Result<CudaCommunicator> {
-        let looked = look(self.size(), device, options);
-        let reports = exchange(self, looked.as_ref().map(|looked| looked.report.clone()))?;
+        let checked = options.check();
+        // From here on, whatever any rank called before is enqueued and comes to its end.
+        exchange(self, checked.as_ref().map(|()| &[][..]))?;
+        let looked = quiet::taking(|| look(self.size(), device, options));
+        let report = looked.as_ref().map(|looked| looked.seat.report().into_bytes());
+        let reports = exchange(self, report.as_deref().map_err(|error| *error))?;
         let looked = looked?;
-        let seats: Vec<Seat> = reports.iter().map(|text| Seat::parse(text)).collect();
-        check(&seats, options)?;
-        let room = seats.iter().map(|seat| seat.room(&seats)).reduce(Room::min).unwrap_or(looked.room);
-        let shapes = Shapes::new(options, self.size(), room);
+        let seats: Vec<Seat> = reports.iter().map(|report| Seat::parse(report)).collect();
+        seats::check(&seats, options)?;
 
-        let fd = share(self, options);
-        let side = fd.and_then(|fd| {
-            let arena = Arc::new(Arena::map(fd, self.size())?);
-            if self.rank() == 0 {
-                arena.prepare();
-            }
-            let registration = Arc::new(HostRegistration::new(&looked.context, arena.region())?);
-            let relay =
-                Relay::new(&looked.context, looked.kernels, registration, Arc::clone(&arena), self.rank())?;
-            Ok(Side {
-                releaser: Releaser::start(&arena)?,
-                last: Mutex::new(Event::new(&looked.context, false)?),
-                description: CudaDescription {
-                    device: looked.name,
-                    kernels: relay.kernels().image(),
-                    sharing: seats[self.rank() as usize].sharing(&seats),
-                    host_bytes: arena.region().len(),
-                    device_bytes: relay.device_bytes(),
-                    ll_bytes: shapes.ll_bytes,
-                    bulk_bytes: shapes.bulk_bytes,
-                },
-                relay,
-                shapes,
-                inner: Arc::clone(self.inner()),
-            })
-        });
+        let arena = share(self, options, looked.node)?;
+        let side = quiet::taking(|| self.side(looked, &seats, options, arena));
         // Nobody launches before everybody is ready.
-        exchange(self, side.as_ref().map(|_| String::new()))?;
-        let side = side?;
-        side.inner.state.ring_on_failure(side.releaser.alarm());
-        Ok(CudaCommunicator::new(side))
+        let agreed = exchange(self, side.as_ref().map(|_| &[][..]));
+        match (agreed, side) {
+            (Ok(_), Ok(side)) => {
+                self.inner().state.ring_on_failure(side.releaser.alarm());
+                tracing::info!(rank = self.rank(), "{}", side.description);
+                Ok(CudaCommunicator::new(side, Arc::clone(self.inner())))
+            }
+            (Err(error), Ok(side)) => {
+                quiet::retire(Arc::new(side));
+                Err(error)
+            }
+            (agreed, Err(own)) => Err(agreed.err().unwrap_or(own)),
+        }
+    }
+
+    /// This rank's side, ready to enqueue.
+    fn side(&self, looked: Looked, seats: &[Seat], options: &CudaOptions, arena: Arc<Arena>) -> Result<Side> {
+        let shapes =
+            Shapes::new(options, self.size(), seats::common_room(seats), seats::copies_are_apart(seats));
+        let _beside = BesideCaptures::enter(&looked.context)?;
+        let registration = Arc::new(HostRegistration::new(&looked.context, arena.region())?);
+        let relay =
+            Relay::new(&looked.context, looked.kernels, registration, Arc::clone(&arena), self.rank())?;
+        Ok(Side {
+            releaser: Releaser::start(&arena)?,
+            order: Mutex::new(Order::new(&looked.context)?),
+            description: CudaDescription {
+                device: looked.name,
+                kernels: relay.kernels().image(),
+                sharing: seats[self.rank() as usize].sharing(seats),
+                host_bytes: arena.region().len(),
+                device_bytes: relay.device_bytes(),
+                ll_bytes: shapes.ll_bytes,
+                bulk_bytes: shapes.bulk_bytes,
+            },
+            relay,
+            shapes,
+        })
     }
 }
 
@@ -81,8 +102,9 @@ struct Looked {
     context: PrimaryContext,
     kernels: Kernels,
     name: String,
-    room: Room,
-    report: String,
+    /// The NUMA node beside the device, if the driver knows it.
+    node: Option<u32>,
+    seat: Seat,
 }
 
 fn look(ranks: u32, device: u32, options: &CudaOptions) -> Result<Looked> {
@@ -92,6 +114,7 @@ fn look(ranks: u32, device: u32, options: &CudaOptions) -> Result<Looked> {
     }
     let device = Device::by_ordinal(&Driver::open()?, device)?;
     let context = device.primary_context()?;
+    let beside = BesideCaptures::enter(&context)?;
     let kernels = Kernels::load(&context)?;
     let most = |kernel, threads| {
         let types = [DataType::Float, DataType::Half, DataType::Bfloat16];
@@ -104,20 +127,18 @@ fn look(ranks: u32, device: u32, options: &CudaOptions) -> Result<Looked> {
         stripe: most(Kernel::StripeOneshot, 512 + STRIPE_SERVICE_THREADS)?,
         relay: most(Kernel::StripeRelay, 512 + STRIPE_SERVICE_THREADS)?,
     };
-    let agreed = |bytes: Option<u64>| bytes.map_or("auto".to_owned(), |bytes| bytes.to_string());
-    let report = [
-        options.protocol.map_or("auto".to_owned(), |protocol| protocol.to_string()),
-        agreed(options.ll_bytes),
-        agreed(options.bulk_bytes),
-        hex(&HostId::this()?.0),
-        process()?.to_owned(),
-        hex(&device.uuid()?),
-        room.ll.to_string(),
-        room.stripe.to_string(),
-        room.relay.to_string(),
-    ];
+    let names = [hex(&HostId::this()?.0), process()?.to_owned(), hex(&device.uuid()?)];
+    let seat = Seat::new(options, names, connections(), room);
     let name = format!("{} at {}", device.name()?, device.pci_bus_id()?);
-    Ok(Looked { context, kernels, name, room, report: report.join("\n") })
+    // Older drivers do not know the question.
+    let node = device.attribute(Attribute::HOST_NUMA).ok().and_then(|node| u32::try_from(node).ok());
+    drop(beside);
+    Ok(Looked { context, kernels, name, node, seat })
+}
+
+fn connections() -> u32 {
+    let told = std::env::var(CONNECTIONS_VARIABLE).ok().and_then(|value| value.parse().ok());
+    told.unwrap_or(CONNECTIONS).clamp(1, 32)
 }
 
 /// A name of this process that no other has, in whatever namespace it lives.
@@ -136,141 +157,56 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A rank's report, read.
-struct Seat {
-    agreed: [String; AGREED.len()],
-    host: String,
-    process: String,
-    device: String,
-    room: Room,
-}
-
-impl Seat {
-    fn parse(report: &str) -> Self {
-        let mut lines = report.lines();
-        let mut text = || lines.next().unwrap_or_default().to_owned();
-        let (agreed, host) = ([text(), text(), text()], text());
-        let (process, device) = (text(), text());
-        let mut number = || text().parse().unwrap_or(0);
-        let room = Room { ll: number(), stripe: number(), relay: number() };
-        Self { agreed, host, process, device, room }
-    }
-
-    fn sharing(&self, seats: &[Self]) -> u32 {
-        seats.iter().filter(|seat| seat.device == self.device).count() as u32
-    }
-
-    /// What is left of its device for one rank's kernels.
-    fn room(&self, seats: &[Self]) -> Room {
-        let sharing = self.sharing(seats).max(1);
-        let Room { ll, stripe, relay } = self.room;
-        Room { ll: ll / sharing, stripe: stripe / sharing, relay: relay / sharing }
-    }
-}
-
-impl Room {
-    fn min(self, other: Self) -> Self {
-        Self {
-            ll: self.ll.min(other.ll),
-            stripe: self.stripe.min(other.stripe),
-            relay: self.relay.min(other.relay),
-        }
-    }
-}
-
-/// What every rank can tell from all reports, alike but for `allow_shared_gpu`, which is each process's own affair.
-fn check(seats: &[Seat], options: &CudaOptions) -> Result<()> {
-    for (rank, seat) in seats.iter().enumerate() {
-        for (what, (ours, theirs)) in AGREED.into_iter().zip(seats[0].agreed.iter().zip(&seat.agreed)) {
-            if ours != theirs {
-                let (ours, theirs) = (ours.clone(), theirs.clone());
-                return Err(Error::Options { rank: rank as u32, what, ours, theirs });
-            }
-        }
-        if seat.host != seats[0].host {
-            let reason = format!(
-                "rank {rank} lives on another host than rank 0 (or in another container: then set \
-                 RCCL_HOSTID alike); devices reduce within one host, so split the communicator by host"
-            );
-            return Err(Error::Argument { what: "cuda: communicator", reason });
-        }
-        let Some(other) = seats[..rank].iter().position(|other| other.device == seat.device) else {
-            continue;
-        };
-        let reason = if seats[other].process != seat.process {
-            "and live in different processes, whose kernels would take turns and starve each other; \
-             give each its own device, or make them threads of one process"
-        } else if !options.allow_shared_gpu {
-            "; give each its own, or set CudaOptions::allow_shared_gpu"
-        } else if seat.room(seats).relay.min(seat.room(seats).ll).min(seat.room(seats).stripe) == 0 {
-            "; it is too small for the kernels of all of them"
-        } else {
-            continue;
-        };
-        let reason = format!("ranks {other} and {rank} share a device {reason}");
-        return Err(Error::Argument { what: "cuda: device", reason });
-    }
-    Ok(())
-}
-
-/// Tells all ranks this one's report, or how it failed. Fails on all if one did.
-fn exchange(communicator: &Communicator, mine: std::result::Result<String, &Error>) -> Result<Vec<String>> {
-    let text = match mine {
-        Ok(ref report) => format!("+{report}"),
-        Err(error) => format!("-{error}"),
-    };
-    let mut bytes = [0; REPORT_BYTES];
-    let len = text.len().min(REPORT_BYTES);
-    bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
-    let mut all = vec![0; REPORT_BYTES * communicator.size() as usize];
-    communicator.all_gather(&bytes, &mut all)?;
-    let mut reports = Vec::new();
-    for (rank, bytes) in all.chunks(REPORT_BYTES).enumerate() {
-        let text = String::from_utf8_lossy(bytes);
-        let text = text.trim_end_matches('\0');
-        match text.strip_prefix('+') {
-            Some(report) => reports.push(report.to_owned()),
-            None if rank as u32 == communicator.rank() => return Err(failed(rank, text, mine.err())),
-            None => return Err(failed(rank, text, None)),
-        }
-    }
-    Ok(reports)
-}
-
-fn failed(rank: usize, text: &str, own: Option<&Error>) -> Error {
-    let cause = text.trim_start_matches('-').to_owned();
-    own.cloned().unwrap_or(Error::PeerFailed { rank: rank as u32, cause })
-}
-
-/// The file of the arena, the same on all ranks. Rank 0 makes it, and is the root by which they meet.
-fn share(communicator: &Communicator, options: &CudaOptions) -> Result<std::os::fd::OwnedFd> {
+/// The arena, mapped, with this rank's part of it in memory. Rank 0 makes it, and is the root by which they meet.
+fn share(communicator: &Communicator, options: &CudaOptions, node: Option<u32>) -> Result<Arc<Arena>> {
     let (rank, size) = (communicator.rank(), communicator.size());
-    let started = (rank == 0).then(|| {
-        Root::start(&RootOptions {
-            deadline: options.init_timeout,
-            choice: options.interfaces.clone(),
-            ..RootOptions::default()
-        })
+    let made = if rank == 0 { make(size, options).map(Some) } else { Ok(None) };
+    let id = made.as_ref().map(|made| made.as_ref().map_or(Vec::new(), |made| made.id.to_bytes().to_vec()));
+    let told = exchange(communicator, id.as_deref().map_err(|error| *error))?;
+    let id: [u8; UniqueId::BYTES] = told[0].as_slice().try_into().unwrap_or([0; UniqueId::BYTES]);
+    let mapped = made.and_then(|made| {
+        let file = meet(&UniqueId::from_bytes(&id)?, Group::new(size, rank)?, made, options)?;
+        let arena = Arena::map(file, size)?;
+        arena.occupy(rank, node)?;
+        if rank == 0 {
+            arena.prepare();
+        }
+        Ok(Arc::new(arena))
     });
-    // A root that did not start is an id of zeros, which nobody takes for one.
-    let id = started.as_ref().and_then(|started| started.as_ref().ok());
-    let mine = id.map_or([0; UniqueId::BYTES], |(_, id)| id.to_bytes());
-    let mut ids = vec![0; UniqueId::BYTES * size as usize];
-    communicator.all_gather(&mine, &mut ids)?;
-    let _root = started.transpose()?;
-    let (ids, _) = ids.as_chunks::<{ UniqueId::BYTES }>();
-    let id = UniqueId::from_bytes(&ids[0])?;
+    // Whoever registers the arena takes all of it; by then every part is where its rank wants it.
+    exchange(communicator, mapped.as_ref().map(|_| &[][..]))?;
+    mapped
+}
+
+/// What rank 0 has before the others come.
+struct Made {
+    file: OwnedFd,
+    _root: Root,
+    id: UniqueId,
+}
+
+fn make(size: u32, options: &CudaOptions) -> Result<Made> {
+    let file = Arena::create(size)?;
+    let (root, id) = Root::start(&RootOptions {
+        deadline: options.init_timeout,
+        choice: options.interfaces.clone(),
+        ..RootOptions::default()
+    })?;
+    Ok(Made { file, _root: root, id })
+}
+
+/// Meets the others and gives or takes the arena's file.
+fn meet(id: &UniqueId, group: Group, made: Option<Made>, options: &CudaOptions) -> Result<OwnedFd> {
     let join = JoinOptions {
         deadline: options.init_timeout,
         choice: options.interfaces.clone(),
         ..JoinOptions::default()
     };
-    let group = Group::new(size, rank)?;
-    let mut membership = rccl_transport::join(&id, group, Vec::new(), &join)?;
-    let file = if rank == 0 { Some(Arena::create(size)?) } else { None };
+    let mut membership = rccl_transport::join(id, group, Vec::new(), &join)?;
+    let file = made.map(|made| made.file);
     let among: Vec<Rank> = group.ranks().collect();
     match file {
-        Some(file) if size == 1 => Ok(file),
+        Some(file) if among.len() == 1 => Ok(file),
         file => {
             Ok(membership.share_file(Rank(0), &among, file, &Deadline::after(options.init_timeout))?.file)
         }

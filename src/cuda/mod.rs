@@ -14,10 +14,14 @@
 //! # }
 //! ```
 
+mod agree;
 mod alarm;
 mod buffers;
 mod create;
 mod options;
+mod order;
+mod quiet;
+mod seats;
 mod shapes;
 
 use std::{
@@ -32,7 +36,7 @@ use std::{
 use parking_lot::Mutex;
 use rccl_core::{DataType, ReduceOp};
 use rccl_transport::cuda::{
-    Event, Stream,
+    BesideCaptures, Capture, Stream,
     relay::{Call, Relay},
     sys::CUstream,
 };
@@ -44,6 +48,7 @@ use crate::{Error, Result, communicator::Inner};
 pub(crate) use alarm::Alarm;
 use alarm::Releaser;
 pub use options::{CudaOptions, CudaProtocol};
+use order::Order;
 use shapes::Shapes;
 
 /// How long dropping waits for work in progress before it aborts it, and again before it gives its memory up.
@@ -64,7 +69,7 @@ pub struct CudaDescription {
     pub device_bytes: usize,
     /// Calls of at most this many bytes use `ll`.
     pub ll_bytes: u64,
-    /// Calls of at least this many bytes use `bulk`; those between use `stripe`, or `relay` from 3 ranks on.
+    /// Calls of at least this many bytes use `bulk`; those between use `stripe`, in two hops (`relay`) from 3 ranks on.
     pub bulk_bytes: u64,
 }
 
@@ -86,16 +91,20 @@ impl fmt::Display for CudaDescription {
 
 /// A rank's device in a group, made by [`Communicator::cuda`].
 ///
-/// All ranks make the same calls in the same order. Calls, from any thread and on any streams of the device, are carried out
-/// one after another. It keeps its communicator alive; when that fails, on whatever rank, device work that waits for a peer
-/// ends (its output is undefined then) and every later call returns the first cause.
+/// All ranks make the same calls in the same order. Calls, from any thread, on any streams of the device and from replayed
+/// graphs, are carried out one after another. It keeps its communicator's connections alive; when that fails, on whatever
+/// rank, device work that waits for a peer ends (its output is undefined then) and every later call returns the first cause.
 ///
-/// Streams that are being captured into a graph are refused: replay has not been proved on devices yet.
+/// Streams may be under capture into a graph; the graph may then be replayed, on all ranks alike, mixed with other calls. One
+/// capture of a communicator's calls must end before the next begins.
 ///
-/// Drop it on every rank after the last call is done. Dropping waits a bounded time for work in progress, then aborts.
+/// Drop it on every rank after the last call and the last replay are done, and drop graphs with its calls before it. Dropping
+/// waits a bounded time for work in progress, then aborts. Its memory goes back at once if no other communicator of this
+/// process has work in progress, else a little later.
 #[derive(Debug)]
 pub struct CudaCommunicator {
-    side: ManuallyDrop<Side>,
+    side: ManuallyDrop<Arc<Side>>,
+    inner: ManuallyDrop<Arc<Inner>>,
 }
 
 /// In the order in which they are dropped.
@@ -104,16 +113,16 @@ struct Side {
     /// Ends with its thread; waits are released until then.
     releaser: Releaser,
     relay: Relay,
-    /// The end of the latest call.
-    last: Mutex<Event>,
+    order: Mutex<Order>,
     shapes: Shapes,
     description: CudaDescription,
-    inner: Arc<Inner>,
 }
 
 impl CudaCommunicator {
-    fn new(side: Side) -> Self {
-        Self { side: ManuallyDrop::new(side) }
+    fn new(side: Side, inner: Arc<Inner>) -> Self {
+        let side = Arc::new(side);
+        quiet::live(&side);
+        Self { side: ManuallyDrop::new(side), inner: ManuallyDrop::new(inner) }
     }
 
     /// What it uses.
@@ -126,14 +135,14 @@ impl CudaCommunicator {
     /// its outputs are valid.
     #[must_use]
     pub fn async_error(&self) -> Option<Error> {
-        self.side.inner.check().err()
+        self.inner.check().err()
     }
 
-    /// Ends the communicator on all ranks, as [`crate::Communicator::abort`]: device work that waits ends soon.
+    /// Ends the communicator on all ranks, as [`crate::Communicator::abort`]: device work that waits ends soon. From any
+    /// thread, at any time.
     pub fn abort(&self) {
-        let inner = &self.side.inner;
-        if !inner.state.is_forked() {
-            inner.seat().fail(Error::Aborted { rank: self.side.relay.rank() });
+        if !self.inner.state.is_forked() {
+            self.inner.seat().fail(Error::Aborted { rank: self.side.relay.rank() });
         }
     }
 
@@ -147,13 +156,13 @@ impl CudaCommunicator {
     /// that drives several ranks enqueues each call on all of them before the next.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a type, an operator, an address or a stream that cannot be used, one that is being captured
-    /// among them (nothing has happened then);
-    /// the cause, if the communicator has failed.
+    /// [`Error::Argument`] for a type, an operator, an address or a stream that cannot be used (nothing has happened then);
+    /// the cause, if the communicator has failed; of a stream under capture, what the driver says where it cannot be
+    /// captured: that graph must not be used then, and nothing else has happened.
     ///
     /// # Safety
     /// The buffers must have `count` elements, and nobody else may use them until the stream is done with the call. `stream`
-    /// must be a stream of the device's primary context. `self` must live until all calls are done.
+    /// must be a live stream. `self` must live until all calls, replays included, are done.
     pub unsafe fn all_reduce(
         &self,
         input: u64,
@@ -163,58 +172,57 @@ impl CudaCommunicator {
         op: ReduceOp,
         stream: *mut c_void,
     ) -> Result<()> {
-        let side = &*self.side;
-        side.inner.check()?;
-        let average = buffers::check(side.relay.context(), input, output, count, data_type, op)?;
-        if count == 0 {
+        let side = &**self.side;
+        self.inner.check()?;
+        let context = side.relay.context();
+        let _guard = context.enter()?;
+        // SAFETY: the caller vouches for the stream; that it belongs to the context is checked next.
+        let stream = unsafe { Stream::borrow(context, CUstream(stream)) };
+        buffers::check_stream(&stream)?;
+        let average = buffers::check(context, input, output, count, data_type, op)?;
+        if count == 0 || (side.relay.ranks() == 1 && input == output) {
             return Ok(());
         }
-        // SAFETY: the caller vouches for the stream.
-        let stream = unsafe { Stream::borrow(side.relay.context(), CUstream(stream)) };
         let call = Call { data_type, count, input, output, average };
-        side.enqueue(&stream, &call)
+        let _enqueuing = quiet::enqueuing();
+        let mut order = side.order.lock();
+        // Whoever waited for the lock may have waited for a call that failed.
+        self.inner.check()?;
+        let capture = Capture::of(&stream)?;
+        let enqueued = side.enqueue(&mut order, &stream, capture.as_ref(), &call);
+        if let (Err(error), None) = (&enqueued, &capture) {
+            // A part of the call may be enqueued, which no peer can complete.
+            self.inner.seat().fail(error.clone());
+        }
+        enqueued
     }
 }
 
 impl Side {
-    fn enqueue(&self, stream: &Stream, call: &Call) -> Result<()> {
-        let _guard = self.relay.context().enter()?;
-        if stream.is_capturing()? {
-            let reason =
-                "it is being captured into a graph, which is not supported yet; enqueue outside of captures";
-            return Err(Error::Argument { what: "stream", reason: reason.to_owned() });
-        }
-        let last = self.last.lock();
-        // Whoever waited for the lock may have waited for a call that failed.
-        self.inner.check()?;
-        stream.wait_event(&last)?;
-        let enqueued = if self.relay.ranks() == 1 {
-            self.copy(stream, call)
+    fn enqueue(
+        &self,
+        order: &mut Order,
+        stream: &Stream,
+        capture: Option<&Capture>,
+        call: &Call,
+    ) -> Result<()> {
+        order.begin(stream, capture)?;
+        if self.relay.ranks() == 1 {
+            let bytes = call.count as usize * call.data_type.size_bytes();
+            // SAFETY: the caller of `all_reduce` vouches for the buffers.
+            unsafe { stream.copy(call.output, call.input, bytes) }?;
         } else {
-            // SAFETY: the caller of `all_reduce` vouches for the buffers, the event orders calls, and ranks agreed on shapes.
-            unsafe { self.relay.enqueue(stream, call, self.shapes.choose(call)) }
-        };
-        let result = enqueued.and(last.record(stream)).map_err(Error::from);
-        if let Err(error) = &result {
-            // A part of the call may be enqueued, which no peer can complete.
-            self.inner.seat().fail(error.clone());
+            // SAFETY: the caller of `all_reduce` vouches for the buffers, events order calls, and ranks agreed on shapes.
+            unsafe { self.relay.enqueue(stream, call, self.shapes.choose(call)) }?;
         }
-        result
+        Ok(order.end(stream)?)
     }
 
-    fn copy(&self, stream: &Stream, call: &Call) -> rccl_transport::Result<()> {
-        if call.input == call.output {
-            return Ok(());
-        }
-        let bytes = call.count as usize * call.data_type.size_bytes();
-        // SAFETY: the caller of `all_reduce` vouches for the buffers.
-        unsafe { stream.copy(call.output, call.input, bytes) }
-    }
-
-    /// Whether the device is done with everything that was enqueued.
+    /// Whether the device is done with everything that was enqueued or launched in graphs.
     fn is_idle(&self) -> bool {
+        let _beside = BesideCaptures::enter(self.relay.context());
         // A device that fails runs nothing any more.
-        self.last.lock().is_done().unwrap_or(true) && self.relay.is_idle().unwrap_or(true)
+        self.order.lock().is_done().unwrap_or(true) && self.relay.is_idle().unwrap_or(true)
     }
 
     fn wait_idle(&self, patience: Duration) -> bool {
@@ -231,21 +239,24 @@ impl Side {
 
 impl Drop for CudaCommunicator {
     fn drop(&mut self) {
-        let side = &*self.side;
-        if side.inner.state.is_forked() {
+        if self.inner.state.is_forked() {
             // The device, the threads and the memory belong to the parent.
             return;
         }
-        if !side.wait_idle(DROP_PATIENCE) {
+        let ended = self.side.wait_idle(DROP_PATIENCE) || {
             self.abort();
-            if !side.wait_idle(DROP_PATIENCE) {
-                tracing::error!(
-                    "device work of a dropped CudaCommunicator does not end; its memory is given up"
-                );
-                return;
-            }
+            self.side.wait_idle(DROP_PATIENCE)
+        };
+        // SAFETY: taken once, here, and `self` is not used any more.
+        let side = unsafe { ManuallyDrop::take(&mut self.side) };
+        // SAFETY: as above.
+        drop(unsafe { ManuallyDrop::take(&mut self.inner) });
+        if ended {
+            quiet::retire(side);
+        } else {
+            tracing::error!("device work of a dropped CudaCommunicator does not end; its memory is given up");
+            quiet::forget(&side);
+            std::mem::forget(side);
         }
-        // SAFETY: dropped once, here, and `self` is not used any more.
-        unsafe { ManuallyDrop::drop(&mut self.side) };
     }
 }

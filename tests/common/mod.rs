@@ -1,6 +1,8 @@
 //! What the integration tests share. Not every test uses all of it.
 #![allow(dead_code, reason = "compiled into each test")]
 
+pub(crate) mod process;
+
 use rccl::{Algorithm, Communicator, Options, TransportChoice};
 
 /// Runs `body` for every rank of a new group, each on a thread of its own, and gives what they return, in rank order.
