@@ -1,11 +1,15 @@
 //! The CUDA loader and wrappers against a driver library without a device, compiled here: what must hold on every machine.
 
+#[path = "fake_cuda/compile.rs"]
+mod compile;
+
 use std::{
     ffi::{CString, c_char, c_int},
-    path::{Path, PathBuf},
-    process::Command,
+    path::Path,
     sync::Arc,
 };
+
+use compile::{Folder, compile};
 
 use rccl_core::DataType;
 use rccl_transport::{
@@ -23,25 +27,6 @@ struct Fake {
     driver: Driver,
     handle: *mut libc::c_void,
     _folder: Folder,
-}
-
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn compile(test: &str, flags: &[&str]) -> (PathBuf, Folder) {
-    let folder = std::env::temp_dir().join(format!("rccl-fake-cuda-{}-{test}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let path = folder.join("libcuda.so");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda/fake_cuda.c");
-    let status =
-        Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&path).arg(source).args(flags).status();
-    assert!(status.expect("a C compiler `cc` is needed").success());
-    (path, Folder(folder))
 }
 
 /// # Safety
@@ -123,17 +108,7 @@ fn no_driver_is_a_value() {
 
 #[test]
 fn a_library_that_is_no_driver_is_a_value() {
-    let folder = Folder(std::env::temp_dir().join(format!("rccl-no-cuda-{}", std::process::id())));
-    std::fs::create_dir_all(&folder.0).unwrap();
-    let path = folder.0.join("libcuda.so");
-    assert!(
-        Command::new("cc")
-            .args(["-shared", "-x", "c", "/dev/null", "-o"])
-            .arg(&path)
-            .status()
-            .unwrap()
-            .success()
-    );
+    let (path, _folder) = compile("empty", &["-DEMPTY"]);
     // SAFETY: an empty library.
     let error = unsafe { open(&path) }.unwrap_err();
     assert!(matches!(&error, Error::Unavailable { what, .. } if what == "cuInit"), "{error}");

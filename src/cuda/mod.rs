@@ -23,6 +23,8 @@ mod order;
 mod quiet;
 mod seats;
 mod shapes;
+#[cfg(feature = "cudarc")]
+mod slices;
 
 use std::{
     ffi::c_void,
@@ -206,6 +208,12 @@ impl Side {
         capture: Option<&Capture>,
         call: &Call,
     ) -> Result<()> {
+        let protocol = self.shapes.choose(call);
+        if capture.is_some() && !self.shapes.may_be_captured(&protocol) {
+            let reason =
+                "calls in protocol bulk cannot be captured where ranks of one process share a device";
+            return Err(Error::Argument { what: "all_reduce: stream", reason: reason.to_owned() });
+        }
         order.begin(stream, capture)?;
         if self.relay.ranks() == 1 {
             let bytes = call.count as usize * call.data_type.size_bytes();
@@ -213,7 +221,7 @@ impl Side {
             unsafe { stream.copy(call.output, call.input, bytes) }?;
         } else {
             // SAFETY: the caller of `all_reduce` vouches for the buffers, events order calls, and ranks agreed on shapes.
-            unsafe { self.relay.enqueue(stream, call, self.shapes.choose(call)) }?;
+            unsafe { self.relay.enqueue(stream, call, protocol) }?;
         }
         Ok(order.end(stream)?)
     }

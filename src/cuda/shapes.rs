@@ -33,11 +33,13 @@ pub(super) struct Shapes {
     pub(super) bulk_bytes: u64,
     ranks: u32,
     room: Room,
+    /// Whether copy engines serve one rank each.
+    copies_apart: bool,
 }
 
 impl Shapes {
-    /// `copies` says whether copy engines may be chosen.
-    pub(super) fn new(options: &CudaOptions, ranks: u32, room: Room, copies: bool) -> Self {
+    /// `copies_apart` says whether copy engines serve one rank each; only then they are chosen by size.
+    pub(super) fn new(options: &CudaOptions, ranks: u32, room: Room, copies_apart: bool) -> Self {
         // Every rank reads from all others: what pays for two ranks pays for fewer bytes between more.
         let peers = u64::from(ranks.max(2) - 1);
         let suits = 1 << (LL_STATION_BYTES / peers).ilog2();
@@ -50,10 +52,17 @@ impl Shapes {
             forced,
             algorithm: options.algorithm,
             ll_bytes: options.ll_bytes.unwrap_or(suits).min(LL_STATION_BYTES),
-            bulk_bytes: if copies { options.bulk_bytes.unwrap_or(bulk) } else { u64::MAX },
+            bulk_bytes: if copies_apart { options.bulk_bytes.unwrap_or(bulk) } else { u64::MAX },
             ranks,
             room,
+            copies_apart,
         }
+    }
+
+    /// Whether a call of this protocol may be captured. The nodes of several ranks' graphs can end up in one hardware queue,
+    /// and then those of one rank come before all those of another for which they wait.
+    pub(super) const fn may_be_captured(&self, protocol: &Protocol) -> bool {
+        self.copies_apart || !matches!(protocol, Protocol::Bulk(_))
     }
 
     pub(super) fn choose(&self, call: &Call) -> Protocol {

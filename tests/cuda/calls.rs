@@ -5,7 +5,7 @@ use rccl::{Communicator, DataType, ReduceOp, cuda::CudaCommunicator};
 use rccl_transport::cuda::{DeviceMemory, Stream};
 
 use crate::{
-    case::{Case, PATIENCE, Side, context_of, named, on_devices, shared},
+    case::{Case, NAMES, PATIENCE, Side, context_of, named, on_devices, shared},
     common,
 };
 
@@ -40,8 +40,8 @@ pub(crate) fn sizes_and_types(ranks: u32) -> Result<(), Failed> {
 }
 
 pub(crate) fn every_protocol(ranks: u32) -> Result<(), Failed> {
-    for options in named() {
-        on_devices(ranks, &options, |side| cases(side, &[4, 12_340, 200_004, 3_000_012]));
+    for name in NAMES {
+        on_devices(ranks, &named(name), |side| cases(side, &[4, 12_340, 200_004, 3_000_012]));
     }
     Ok(())
 }

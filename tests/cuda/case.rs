@@ -29,16 +29,24 @@ pub(crate) fn shared() -> CudaOptions {
     CudaOptions { allow_shared_gpu: true, ..CudaOptions::default() }
 }
 
-/// Everything that can be named: no protocol, and each with the algorithms that it has.
-pub(crate) fn named() -> [CudaOptions; 5] {
-    let options = |protocol, algorithm| CudaOptions { protocol, algorithm, ..shared() };
-    [
-        shared(),
-        options(Some(CudaProtocol::Ll), None),
-        options(Some(CudaProtocol::Stripe), Some(Algorithm::Oneshot)),
-        options(Some(CudaProtocol::Stripe), Some(Algorithm::Relay)),
-        options(Some(CudaProtocol::Bulk), None),
-    ]
+/// What can be named: no protocol, and each with the algorithms that it has.
+pub(crate) const NAMES: [&str; 5] = ["auto", "ll", "stripe", "relay", "bulk"];
+
+/// The options of a name.
+pub(crate) fn named(name: &str) -> CudaOptions {
+    let options = |protocol, algorithm| CudaOptions { protocol: Some(protocol), algorithm, ..shared() };
+    match name {
+        "ll" => options(CudaProtocol::Ll, None),
+        "stripe" => options(CudaProtocol::Stripe, Some(Algorithm::Oneshot)),
+        "relay" => options(CudaProtocol::Stripe, Some(Algorithm::Relay)),
+        "bulk" => options(CudaProtocol::Bulk, None),
+        _ => shared(),
+    }
+}
+
+/// Whether ranks of a group in this process must share devices.
+pub(crate) fn must_share(ranks: u32) -> bool {
+    Driver::open().and_then(|driver| Device::count(&driver)).is_ok_and(|devices| devices < ranks)
 }
 
 /// The device of a rank: those that there are, in turns.

@@ -4,10 +4,10 @@ use libtest_mimic::Failed;
 use rccl::{DataType, ReduceOp};
 use rccl_transport::cuda::{Graph, Stream};
 
-use crate::case::{Case, PATIENCE, Side, named, on_devices, shared};
+use crate::case::{Case, NAMES, PATIENCE, Side, must_share, named, on_devices, shared};
 
 /// Captures the calls, which must all be taken.
-fn captured(side: &Side, cases: &[Case]) -> rccl::Result<Graph> {
+pub(crate) fn captured(side: &Side, cases: &[Case]) -> rccl::Result<Graph> {
     let mut failed = None;
     let graph = Graph::capture(&side.stream, || {
         failed = cases.iter().find_map(|case| side.enqueue(case, &side.stream).err());
@@ -19,44 +19,53 @@ fn captured(side: &Side, cases: &[Case]) -> rccl::Result<Graph> {
     }
 }
 
-/// In every protocol: a graph of three calls, replayed before, between and after eager calls.
-pub(crate) fn graphs_and_calls(ranks: u32) -> Result<(), Failed> {
-    for options in named() {
-        on_devices(ranks, &options, |side| {
-            const MOST: usize = 9 << 20;
-            let (input, output) = (side.memory(MOST)?, side.memory(MOST)?);
-            let (second, other) = (side.memory(MOST)?, side.memory(MOST)?);
-            let mut graphs = Vec::new();
-            for (seed, bytes) in [64, 256 << 10, 1 << 20, MOST].into_iter().enumerate() {
-                let case = Case::sum(input.start(), output.start(), bytes as u64 / 4, seed as u64);
-                let mean = Case { output: second.start(), op: ReduceOp::Avg, ..case };
-                let eager = Case { output: other.start(), data_type: DataType::Half, ..case };
-                graphs.push(captured(side, &[case, mean, case])?);
-                side.barrier()?;
-                let graph = &graphs[seed];
-                for _ in 0..3 {
-                    side.fill(&eager)?;
-                    side.barrier()?;
-                    side.enqueue(&eager, &side.stream)?;
-                    side.stream.wait(PATIENCE)?;
-                    side.verify(&eager)?;
-                    side.fill(&case)?;
-                    side.fill(&mean)?;
-                    side.barrier()?;
-                    // SAFETY: the buffers and the graph live until the stream is waited for.
-                    unsafe { graph.launch(&side.stream) }?;
-                    side.enqueue(&mean, &side.stream)?;
-                    // SAFETY: as above.
-                    unsafe { graph.launch(&side.stream) }?;
-                    side.stream.wait(PATIENCE)?;
-                    side.verify(&case)?;
-                    side.verify(&mean)?;
-                }
-                side.barrier()?;
-            }
-            side.barrier()
-        });
+/// A graph of three calls, replayed before, between and after eager calls.
+pub(crate) fn graphs_and_calls(ranks: u32, name: &str) -> Result<(), Failed> {
+    if name == "bulk" && must_share(ranks) {
+        return refused(ranks);
     }
+    on_devices(ranks, &named(name), |side| {
+        const MOST: usize = 9 << 20;
+        let (input, output) = (side.memory(MOST)?, side.memory(MOST)?);
+        let (second, other) = (side.memory(MOST)?, side.memory(MOST)?);
+        let mut graphs = Vec::new();
+        for (seed, bytes) in [64, 256 << 10, 1 << 20, MOST].into_iter().enumerate() {
+            let case = Case::sum(input.start(), output.start(), bytes as u64 / 4, seed as u64);
+            let mean = Case { output: second.start(), op: ReduceOp::Avg, ..case };
+            let eager = Case { output: other.start(), data_type: DataType::Half, ..case };
+            graphs.push(captured(side, &[case, mean, case])?);
+            for _ in 0..3 {
+                side.run(&eager)?;
+                side.fill(&case)?;
+                side.fill(&mean)?;
+                side.barrier()?;
+                // SAFETY: the buffers and the graph live until the stream is waited for.
+                unsafe { graphs[seed].launch(&side.stream) }?;
+                side.enqueue(&mean, &side.stream)?;
+                // SAFETY: as above.
+                unsafe { graphs[seed].launch(&side.stream) }?;
+                side.stream.wait(PATIENCE)?;
+                side.verify(&case)?;
+                side.verify(&mean)?;
+            }
+            side.barrier()?;
+        }
+        side.barrier()
+    });
+    Ok(())
+}
+
+/// Copy engines that several ranks share cannot be captured, which leaves the communicator as it was.
+fn refused(ranks: u32) -> Result<(), Failed> {
+    on_devices(ranks, &named("bulk"), |side| {
+        let (input, output) = (side.memory(4096)?, side.memory(4096)?);
+        let case = Case::sum(input.start(), output.start(), 1000, 1);
+        side.barrier()?;
+        let error = captured(side, &[case]).unwrap_err().to_string();
+        assert!(error.contains("share a device"), "{error}");
+        side.run(&case)?;
+        side.barrier()
+    });
     Ok(())
 }
 
@@ -93,8 +102,8 @@ pub(crate) fn replays_and_streams_take_turns(ranks: u32) -> Result<(), Failed> {
 
 /// A capture that fails leaves the communicator as it was.
 pub(crate) fn failed_capture(ranks: u32) -> Result<(), Failed> {
-    for options in named() {
-        on_devices(ranks, &options, |side| {
+    for name in NAMES.into_iter().filter(|&name| name != "bulk" || !must_share(ranks)) {
+        on_devices(ranks, &named(name), |side| {
             let (input, output) = (side.memory(4 << 20)?, side.memory(4 << 20)?);
             let case = Case::sum(input.start(), output.start(), 1 << 20, 3);
             side.barrier()?;

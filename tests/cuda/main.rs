@@ -50,7 +50,10 @@ fn trials() -> Vec<Trial> {
         trials.push(of("one_thread_for_all", ranks, calls::one_thread_for_all));
     }
     for ranks in [2, 4] {
-        trials.push(of("graphs_and_calls", ranks, graphs::graphs_and_calls));
+        for name in case::NAMES {
+            let body = move || graphs::graphs_and_calls(ranks, name);
+            trials.push(Trial::test(format!("graphs_and_calls_by_{name}_of_{ranks}"), body));
+        }
         trials.push(of("replays_and_streams_take_turns", ranks, graphs::replays_and_streams_take_turns));
     }
     trials.push(of("failed_capture", 2, graphs::failed_capture));

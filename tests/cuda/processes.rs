@@ -7,9 +7,10 @@ use rccl::{Communicator, Options, TransportChoice, UniqueId, cuda::CudaOptions};
 
 use crate::{
     calls,
-    case::{Case, Side},
+    case::{Case, PATIENCE, Side},
     common::process::{Process, say, start_group, variable},
     faults::{ABORT_LIMIT, ended},
+    graphs,
 };
 
 const LIMIT: Duration = Duration::from_secs(100);
@@ -79,7 +80,7 @@ fn member(case: &str) -> rccl::Result<()> {
     let side = Side::new(&communicator, &CudaOptions::from_env()?)?;
     if case == "agree" {
         calls::cases(&side, &[4, 20_000, 300_000, 2_500_000])?;
-        return communicator.barrier();
+        return replays(&side);
     }
     let memory = side.memory(32 << 20)?;
     let count = if variable("RCCL_PROTOCOL") == "ll" { 1000 } else { 8 << 20 };
@@ -100,5 +101,26 @@ fn member(case: &str) -> rccl::Result<()> {
     let lost = Instant::now();
     ended(&side, &call, lost)?;
     say(&side.cuda.async_error().map_or_else(String::new, |error| error.to_string()));
+    Ok(())
+}
+
+/// Replays graphs of calls of several sizes, among them one that goes round all slots of copy engines.
+fn replays(side: &Side) -> rccl::Result<()> {
+    const MOST: usize = 9 << 20;
+    let (input, output) = (side.memory(MOST)?, side.memory(MOST)?);
+    for bytes in [64, 300_000, MOST] {
+        let case = Case::sum(input.start(), output.start(), bytes as u64 / 4, bytes as u64);
+        let graph = graphs::captured(side, &[case, case])?;
+        side.run(&case)?;
+        side.fill(&case)?;
+        side.barrier()?;
+        for _ in 0..3 {
+            // SAFETY: the buffers and the graph live until the stream is waited for.
+            unsafe { graph.launch(&side.stream) }?;
+        }
+        side.stream.wait(PATIENCE)?;
+        side.verify(&case)?;
+        side.barrier()?;
+    }
     Ok(())
 }

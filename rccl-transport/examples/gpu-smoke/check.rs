@@ -2,9 +2,12 @@
 
 use half::{bf16, f16};
 use rccl_core::DataType;
-use rccl_transport::{Error, Result};
+use rccl_transport::{
+    Error, Result,
+    cuda::relay::{BulkShape, Call, Protocol, StripeShape},
+};
 
-use crate::rank::{BulkShape, Call, MARGIN_BYTES, Protocol, Rank, StripeShape};
+use crate::rank::{LL, MARGIN_BYTES, Rank};
 
 const UNTOUCHED: u8 = 0xa5;
 
@@ -57,7 +60,7 @@ fn expected(ranks: u32, call: &Call, seed: u64) -> Vec<u8> {
 /// Runs one call twice (so that both halves and later slots are used) and compares all of it.
 pub(crate) fn run(rank: &Rank, call: &Call, protocol: Protocol, what: &str) -> Result<()> {
     for seed in 0..2 {
-        let input = contribution(rank.rank, call.data_type, call.count, seed);
+        let input = contribution(rank.rank(), call.data_type, call.count, seed);
         let around = vec![UNTOUCHED; MARGIN_BYTES.min(64)];
         if call.input != call.output {
             rank.upload(call.output, &vec![UNTOUCHED; input.len()])?;
@@ -69,12 +72,12 @@ pub(crate) fn run(rank: &Rank, call: &Call, protocol: Protocol, what: &str) -> R
         rank.finish()?;
         let mut have = vec![0; input.len() + around.len()];
         rank.download(call.output, &mut have)?;
-        let mut want = expected(rank.ranks, call, seed);
+        let mut want = expected(rank.ranks(), call, seed);
         want.extend(&around);
         if let Some(at) = have.iter().zip(&want).position(|(have, want)| have != want) {
             let wrong = have.iter().zip(&want).filter(|(have, want)| have != want).count();
             return Err(Error::Invalid {
-                what: format!("rank {}, {what}, {call:?}, {protocol:?}, seed {seed}", rank.rank),
+                what: format!("rank {}, {what}, {call:?}, {protocol:?}, seed {seed}", rank.rank()),
                 value: format!("{wrong} wrong bytes, the first at {at} of {}", input.len()),
                 reason: format!(
                     "have {:x?}, want {:x?}",
@@ -94,7 +97,7 @@ pub(crate) fn all(rank: &Rank) -> Result<usize> {
     let wide = StripeShape { stripes: 16, workers: 256, chunk_bytes: 8192, lag: 3 };
     let few = BulkShape { chunk_bytes: 64 << 10, slots: 2 };
     let cases: [(&str, Protocol, &[u64]); 6] = [
-        ("ll", Protocol::Ll, &[1, 2, 3, 5, 31, 257, 4099, 20_001]),
+        ("ll", LL, &[1, 2, 3, 5, 31, 257, 4099, 20_001]),
         ("stripe, small", Protocol::Stripe(small), &[1, 7, 1000, 4099, 50_001]),
         ("stripe, wide", Protocol::Stripe(wide), &[1, 30_000, 1_000_003]),
         ("relay, small", Protocol::Relay(small), &[1, 7, 1000, 4099, 50_001]),

@@ -7,7 +7,6 @@
 //! need a device each. Rank r uses device r modulo the number of devices. Prints medians over rounds of the slowest rank.
 
 mod arena;
-mod bulk;
 mod check;
 mod measure;
 mod rank;
@@ -24,7 +23,7 @@ use arena::Arena;
 use rank::Rank;
 use rccl_transport::{
     Error, Result,
-    cuda::{Device, Driver, HostRegistration},
+    cuda::{Device, Driver, HostRegistration, relay},
 };
 
 const DEADLINE: Duration = Duration::from_secs(900);
@@ -92,14 +91,14 @@ fn main() -> ExitCode {
 /// All ranks as threads of this process.
 fn threads(options: &Options) -> Result<()> {
     let driver = Driver::open()?;
-    let arena = Arc::new(Arena::map(Arena::create(options.ranks)?, options.ranks)?);
-    arena.prepare();
+    let arena = Arena::map(relay::Arena::create(options.ranks)?, options.ranks)?;
+    arena.shared.prepare();
     // Portable: one registration serves the contexts of all devices.
-    let registration = Arc::new(HostRegistration::new(&Rank::context(&driver, 0)?, arena.region())?);
+    let registration = Arc::new(HostRegistration::new(&Rank::context(&driver, 0)?, arena.shared.region())?);
     let ranks: Vec<_> = (0..options.ranks)
         .map(|rank| {
             let context = Rank::context(&driver, rank)?;
-            Rank::new(context, Arc::clone(&registration), Arc::clone(&arena), rank, options.ranks)
+            Rank::new(context, Arc::clone(&registration), arena.clone(), rank)
         })
         .collect::<Result<_>>()?;
     let results: Vec<Result<()>> = thread::scope(|scope| {
@@ -121,9 +120,11 @@ fn first_cause(results: Vec<Result<()>>) -> Result<()> {
 
 /// Starts a process for every rank, which inherits the arena.
 fn parent(options: &Options) -> Result<()> {
-    let fd = Arena::create(options.ranks)?;
+    let fd = relay::Arena::create(options.ranks)?;
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())
+        .map_err(|error| Error::io("letting the ranks inherit the arena", error))?;
     let arena = Arena::map(&fd, options.ranks)?;
-    arena.prepare();
+    arena.shared.prepare();
     let program = std::env::current_exe().map_err(|error| Error::io("finding this program", error))?;
     let mut children = Vec::new();
     for rank in 0..options.ranks {
@@ -180,7 +181,7 @@ fn watch(children: &mut [Child], arena: &Arena) -> Result<()> {
 fn child(options: &Options, rank: u32, fd: RawFd) -> Result<()> {
     // SAFETY: the parent made the arena and passes its descriptor for this purpose alone.
     let fd = unsafe { Arena::inherited(fd) };
-    let arena = Arc::new(Arena::map(fd, options.ranks)?);
+    let arena = Arena::map(fd, options.ranks)?;
     let started = Driver::open().and_then(|driver| {
         let devices = Device::count(&driver)?;
         if devices < options.ranks {
@@ -192,8 +193,8 @@ fn child(options: &Options, rank: u32, fd: RawFd) -> Result<()> {
             });
         }
         let context = Rank::context(&driver, rank)?;
-        let registration = Arc::new(HostRegistration::new(&context, arena.region())?);
-        Rank::new(context, registration, Arc::clone(&arena), rank, options.ranks)
+        let registration = Arc::new(HostRegistration::new(&context, arena.shared.region())?);
+        Rank::new(context, registration, arena.clone(), rank)
     });
     match started {
         Ok(rank) => run(&rank, options),
@@ -216,16 +217,16 @@ fn stages(rank: &Rank, options: &Options) -> Result<()> {
     let device = rank.context.device();
     eprintln!(
         "rank {} of {}: {} at {}, kernels {}",
-        rank.rank,
-        rank.ranks,
+        rank.rank(),
+        rank.ranks(),
         device.name()?,
         device.pci_bus_id()?,
-        rank.kernels.image()
+        rank.relay.kernels().image()
     );
     rank.arena.barrier()?;
     if options.wants("check") {
         let cases = check::all(rank)?;
-        if rank.rank == 0 {
+        if rank.rank() == 0 {
             println!("check: {cases} cases, every bit right, no byte beside them changed");
         }
     }

@@ -3,12 +3,21 @@
 use std::time::{Duration, Instant};
 
 use rccl_core::DataType;
-use rccl_transport::{Result, cuda::Graph};
+use rccl_transport::{
+    Result,
+    cuda::{
+        Graph,
+        relay::{
+            BulkShape, LL_LINES, Protocol, RELAY_SLOT_BYTES, SLOT_BYTES, STRIPES, StripeShape,
+            bulk_slot_bytes,
+        },
+    },
+};
 
 use crate::{
-    arena::{LL_LINES, MAX_ROUNDS, SLOT_BYTES, STRIPES},
+    arena::MAX_ROUNDS,
     check,
-    rank::{BulkShape, MAX_BYTES, Protocol, Rank, StripeShape},
+    rank::{LL, MAX_BYTES, Rank},
 };
 
 /// Median time of one operation: `batch` of them a round.
@@ -23,7 +32,7 @@ fn time(rank: &Rank, rounds: usize, batch: u32, mut enqueue: impl FnMut() -> Res
         }
         rank.finish()?;
         if let Some(round) = round {
-            rank.arena.set_round(rank.rank, round, start.elapsed() / batch);
+            rank.arena.set_round(rank.rank(), round, start.elapsed() / batch);
         }
         Ok(())
     };
@@ -41,12 +50,12 @@ fn microseconds(time: Duration) -> f64 {
 
 /// Bus bandwidth of an all-reduce in 1e9 B/s.
 fn busbw(rank: &Rank, bytes: usize, time: Duration) -> f64 {
-    let n = f64::from(rank.ranks);
+    let n = f64::from(rank.ranks());
     bytes as f64 / time.as_secs_f64() / 1e9 * 2.0 * (n - 1.0) / n
 }
 
 fn say(rank: &Rank, line: &str) {
-    if rank.rank == 0 {
+    if rank.rank() == 0 {
         println!("{line}");
     }
 }
@@ -57,13 +66,11 @@ pub(crate) fn ll(rank: &Rank) -> Result<()> {
     for bytes in [8, 64, 1 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10] {
         let call = rank.call(DataType::Float, bytes);
         assert!(bytes / 8 <= LL_LINES);
-        check::run(rank, &call, Protocol::Ll, "ll")?;
-        let stream = time(rank, 50, BATCH, || rank.enqueue(&call, Protocol::Ll))?;
-        let graph = Graph::capture(&rank.streams[0], || {
-            (0..BATCH).try_for_each(|_| rank.enqueue(&call, Protocol::Ll))
-        })?;
+        check::run(rank, &call, LL, "ll")?;
+        let stream = time(rank, 50, BATCH, || rank.enqueue(&call, LL))?;
+        let graph = Graph::capture(&rank.stream, || (0..BATCH).try_for_each(|_| rank.enqueue(&call, LL)))?;
         // SAFETY: everything that the graph uses lives as long as the rank, and every launch is waited for.
-        let replay = time(rank, 50, 5, || unsafe { graph.launch(&rank.streams[0]) })? / BATCH;
+        let replay = time(rank, 50, 5, || unsafe { graph.launch(&rank.stream) })? / BATCH;
         say(rank, &format!("{bytes:>26}  {:>10.2}  {:>10.2}", microseconds(stream), microseconds(replay)));
     }
     Ok(())
@@ -72,7 +79,7 @@ pub(crate) fn ll(rank: &Rank) -> Result<()> {
 /// Shapes that make sense for a size, `most` stripes at most.
 fn shapes(bytes: usize, most: u32) -> Vec<StripeShape> {
     let mut shapes = Vec::new();
-    for stripes in [8, 16, 32, 64] {
+    for stripes in [4, 8, 16] {
         for chunk_bytes in [4 << 10, 8 << 10, 16 << 10, 32 << 10] {
             for workers in [256, 512] {
                 for lag in [1, 2, 3] {
@@ -91,12 +98,12 @@ fn shapes(bytes: usize, most: u32) -> Vec<StripeShape> {
 pub(crate) fn stripe(rank: &Rank, relay: bool) -> Result<()> {
     let name = if relay { "stripe, relay" } else { "stripe, one-shot" };
     say(rank, &format!("{name}: bytes, us, busbw GB/s, the best shape; then the next two"));
-    let sharing = rank.ranks.div_ceil(rccl_transport::cuda::Device::count(rank.context.driver())?.max(1));
+    let sharing = rank.ranks().div_ceil(rccl_transport::cuda::Device::count(rank.context.driver())?.max(1));
     for bytes in (16..=24).map(|power| 1usize << power) {
         let call = rank.call(DataType::Float, bytes);
         let mut times = Vec::new();
         for shape in shapes(bytes, STRIPES as u32 / sharing) {
-            if relay && shape.chunk_bytes > 8 << 10 {
+            if relay && shape.chunk_bytes as usize > RELAY_SLOT_BYTES {
                 continue;
             }
             assert!(shape.chunk_bytes as usize <= SLOT_BYTES);
@@ -140,7 +147,7 @@ pub(crate) fn bulk(rank: &Rank) -> Result<()> {
         let mut best: Option<(Duration, usize, usize)> = None;
         for chunk_bytes in (18..=23).map(|power| 1usize << power) {
             for slots in [2, 4] {
-                if chunk_bytes > bytes || bytes / chunk_bytes > 64 {
+                if chunk_bytes > bytes.min(bulk_slot_bytes(rank.ranks())) || bytes / chunk_bytes > 64 {
                     continue;
                 }
                 let protocol = Protocol::Bulk(BulkShape { chunk_bytes, slots });

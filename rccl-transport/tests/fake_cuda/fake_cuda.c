@@ -1,9 +1,10 @@
 /* A driver library without a device, for tests of the loader and the wrappers. It keeps what those can get wrong: a stack
  * of contexts for each thread, the allocations and registrations, and what every call was given. Streams run at once.
  *
- * -DINIT_CODE=n makes cuInit fail; -DWITHOUT_BATCH leaves out cuStreamBatchMemOp_v2. fake_fail(name, code) makes every
- * later call of that function fail. A call that needs a current context and finds none returns 201, as the real one does.
+ * -DEMPTY leaves out everything; -DINIT_CODE=n makes cuInit fail; -DWITHOUT_BATCH leaves out cuStreamBatchMemOp_v2. fake_fail(name, code) makes every
+ * later call of that function fail, fake_fail_on only those of one device's context. A call that needs a current context and finds none returns 201, as the real one does.
  */
+#ifndef EMPTY
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,18 +19,25 @@ typedef struct { unsigned operation, padding; uint64_t address, value; unsigned 
 
 static char failing[64];
 static CUresult failing_code;
+static int failing_device = -1;
 static int retained[2], live_objects, batches;
 static _Thread_local uintptr_t stack[16];
 static _Thread_local int depth, capture_mode;
 static struct { uintptr_t start; size_t bytes; int kind, device; } ranges[64];
 
+void fake_fail_on(int device, const char *name, CUresult code) {
+    failing_device = device; strncpy(failing, name, sizeof failing - 1); failing_code = code;
+}
 void fake_fail(const char *name, CUresult code) { strncpy(failing, name, sizeof failing - 1); failing_code = code; }
 int fake_depth(void) { return depth; }
 int fake_retained(int device) { return retained[device]; }
 int fake_live_objects(void) { return live_objects; }
 int fake_batches(void) { return batches; }
 
-static CUresult failure(const char *name) { return strcmp(failing, name) == 0 ? failing_code : 0; }
+static int current_device(void);
+static CUresult failure(const char *name) {
+    return strcmp(failing, name) == 0 && (failing_device < 0 || failing_device == current_device()) ? failing_code : 0;
+}
 
 #define BEGIN if (failure(__func__)) return failure(__func__)
 #define IN_CONTEXT BEGIN; if (depth == 0) return 201
@@ -184,3 +192,4 @@ CUresult cuFuncGetAttribute(int *value, int attribute, void *function) { IN_CONT
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
     IN_CONTEXT; *blocks = 2048 / threads; return 0;
 }
+#endif

@@ -1,6 +1,12 @@
 //! Protocol `bulk`: copy engines move chunks through the slots, words say who may use them, a kernel adds.
 //!
 //! Words are constants (full or not, free or not), so nothing counts: every call starts at slot 0 and may be captured.
+//!
+//! A device may run everything in one queue. Eagerly that is in the order in which it was enqueued, publishing a chunk before
+//! collecting it, which makes progress. The nodes of a graph come in any order that their dependencies allow. So a graph has two
+//! more: chunk k is collected after this rank has published it, and its slot published into again after that. Then a rank that
+//! waits to publish chunk k waits for a peer that has not published more than k - 1 chunks, and one that waits to collect chunk
+//! k for a peer that has not published more than k or collected more than k - 1: no circle of waits closes.
 
 use super::{
     super::{
@@ -21,10 +27,15 @@ pub(super) struct Engines {
     /// A staging buffer has been filled, or added.
     filled: [Event; 2],
     added: [Event; 2],
+    /// In graphs only: a chunk has been published; that of a slot has been collected.
+    published: Event,
+    collected: [Event; BULK_SLOTS],
+    ordered: bool,
 }
 
 impl Engines {
-    pub(super) fn new(context: &PrimaryContext) -> Result<Self> {
+    /// `ordered` engines may be captured.
+    pub(super) fn new(context: &PrimaryContext, ordered: bool) -> Result<Self> {
         let event = || Event::new(context, false);
         Ok(Self {
             out: Stream::new(context)?,
@@ -33,6 +44,9 @@ impl Engines {
             out_done: event()?,
             filled: [event()?, event()?],
             added: [event()?, event()?],
+            published: event()?,
+            collected: [event()?, event()?, event()?, event()?],
+            ordered,
         })
     }
 
@@ -83,6 +97,8 @@ fn check(shape: BulkShape, ranks: u32) -> Result<()> {
 struct Chunk {
     number: u64,
     slot: usize,
+    /// Whether the call has used the slot before.
+    is_reuse: bool,
     /// Bytes from the start of the buffers.
     offset: u64,
     count: u64,
@@ -96,6 +112,7 @@ impl Chunk {
         Self {
             number,
             slot: (number % slots as u64) as usize,
+            is_reuse: number >= slots as u64,
             offset: number * each * size,
             count,
             bytes: (count * size) as usize,
@@ -121,7 +138,7 @@ impl Work<'_> {
 
     fn publish(&self, chunk: &Chunk) -> Result<()> {
         let Relay { base, rank, ranks, .. } = *self.relay;
-        let out = &self.engines.out;
+        let Engines { out, published, collected, ordered, .. } = self.engines;
         let mine = self.relay.stations(rank);
         let free = |peer| base + mine.free(chunk.slot, peer, ranks) as u64;
         let full = |peer| base + mine.full(chunk.slot, peer, ranks) as u64;
@@ -133,12 +150,16 @@ impl Work<'_> {
             .collect();
         let filled: Vec<_> = self.peers().map(|peer| WordOperation::Write(full(peer), 1)).collect();
         let slot = base + (mine.bulk + chunk.slot * bulk_slot_bytes(ranks)) as u64;
+        if *ordered && chunk.is_reuse {
+            out.wait_event(&collected[chunk.slot])?;
+        }
         // SAFETY: words of the arena, which outlives the stream's work.
         unsafe { out.word_operations(&taken) }?;
         // SAFETY: the slot is this rank's alone between the words; the input is only read.
         unsafe { out.copy(slot, self.call.input + chunk.offset, chunk.bytes) }?;
         // SAFETY: as above.
-        unsafe { out.word_operations(&filled) }
+        unsafe { out.word_operations(&filled) }?;
+        if *ordered { published.record(out) } else { Ok(()) }
     }
 
     fn staging(&self, peer: u32, chunk: &Chunk) -> u64 {
@@ -154,6 +175,9 @@ impl Work<'_> {
         if chunk.number >= 2 {
             stream.wait_event(&self.engines.added[chunk.half()])?;
         }
+        if self.engines.ordered {
+            stream.wait_event(&self.engines.published)?;
+        }
         for peer in self.peers() {
             let theirs = self.relay.stations(peer);
             let full = base + theirs.full(chunk.slot, rank, ranks) as u64;
@@ -166,6 +190,9 @@ impl Work<'_> {
             unsafe { stream.copy(self.staging(peer, chunk), slot, chunk.bytes) }?;
             // SAFETY: as above.
             unsafe { stream.write_word(free, 1) }?;
+        }
+        if self.engines.ordered {
+            self.engines.collected[chunk.slot].record(stream)?;
         }
         self.engines.filled[chunk.half()].record(stream)
     }

@@ -112,7 +112,7 @@ impl Relay {
                 reason: "it must be the registered one, of at most 32 ranks, this one among them".to_owned(),
             });
         }
-        let engines = [bulk::Engines::new(context)?, bulk::Engines::new(context)?];
+        let engines = [bulk::Engines::new(context, false)?, bulk::Engines::new(context, true)?];
         let state = DeviceMemory::new(context, STATE_BYTES)?;
         let stream = Stream::new(context)?;
         // SAFETY: the memory is alive until the stream is done, which is waited for.
