@@ -6,8 +6,22 @@
 //! The library is never called `librccl.so` and its header never `rccl.h`: those are AMD's.
 
 pub mod boundary;
+mod communicator;
+mod cuda;
+mod last_error;
+mod names;
 mod status;
 mod version;
 
+pub use communicator::{
+    rccl_all_reduce, rccl_communicator, rccl_communicator_abort, rccl_communicator_async_error,
+    rccl_communicator_create, rccl_communicator_destroy, rccl_unique_id, rccl_unique_id_create,
+};
+pub use cuda::{
+    rccl_cuda_all_reduce, rccl_cuda_communicator, rccl_cuda_communicator_create,
+    rccl_cuda_communicator_destroy,
+};
+pub use last_error::rccl_last_error_text;
+pub use names::{rccl_data_type, rccl_operator};
 pub use status::{Status, rccl_status_t, rccl_status_text};
 pub use version::rccl_version;

@@ -20,14 +20,48 @@ pub enum Status {
     Panic = 1,
     /// An argument is NULL or out of range.
     InvalidArgument = 2,
-    // Last added: InvalidArgument.
+    /// Something that the machine does not have: a CUDA driver, a device that is new enough.
+    Unavailable = 3,
+    /// The CUDA driver failed.
+    Device = 4,
+    /// Connections, memory or the operating system failed.
+    System = 5,
+    /// A rank has died or left.
+    PeerLost = 6,
+    /// A rank still exists but has not shown any sign of life.
+    Unresponsive = 7,
+    /// Something did not come within its deadline.
+    Timeout = 8,
+    /// Somebody aborted the communicator.
+    Aborted = 9,
+    /// Another rank failed for a reason of its own.
+    PeerFailed = 10,
+    /// Ranks made different calls, or were created with different options.
+    Mismatch = 11,
+    /// The communicator was created before fork and used in the child.
+    Forked = 12,
+    // Last added: Forked.
 }
 
 impl Status {
     /// Every status.
     ///
     /// cbindgen:ignore
-    pub const ALL: [Self; 3] = [Self::Success, Self::Panic, Self::InvalidArgument];
+    pub const ALL: [Self; 13] = [
+        Self::Success,
+        Self::Panic,
+        Self::InvalidArgument,
+        Self::Unavailable,
+        Self::Device,
+        Self::System,
+        Self::PeerLost,
+        Self::Unresponsive,
+        Self::Timeout,
+        Self::Aborted,
+        Self::PeerFailed,
+        Self::Mismatch,
+        Self::Forked,
+    ];
 
     /// The number that C sees.
     #[must_use]
@@ -48,6 +82,41 @@ impl Status {
             Self::Success => c"success",
             Self::Panic => c"bug in rccl: it panicked; the message is on the standard error",
             Self::InvalidArgument => c"an argument is NULL or out of range",
+            Self::Unavailable => c"the machine lacks what this needs, such as a CUDA driver",
+            Self::Device => c"the CUDA driver failed",
+            Self::System => c"connections, memory or the operating system failed",
+            Self::PeerLost => c"a rank has died or left",
+            Self::Unresponsive => c"a rank has not shown any sign of life",
+            Self::Timeout => c"something did not come within its deadline",
+            Self::Aborted => c"the communicator was aborted",
+            Self::PeerFailed => c"another rank failed",
+            Self::Mismatch => c"ranks made different calls or were created with different options",
+            Self::Forked => c"the communicator was created before fork and cannot be used in the child",
+        }
+    }
+}
+
+impl From<&rccl::Error> for Status {
+    fn from(error: &rccl::Error) -> Self {
+        use rccl::Error;
+        match error {
+            Error::Argument { .. } | Error::Core(_) => Self::InvalidArgument,
+            Error::Transport(cause) => match **cause {
+                rccl_transport::Error::Invalid { .. } => Self::InvalidArgument,
+                rccl_transport::Error::Unavailable { .. } => Self::Unavailable,
+                rccl_transport::Error::Device { .. } => Self::Device,
+                rccl_transport::Error::PeerLost { .. } => Self::PeerLost,
+                rccl_transport::Error::Timeout { .. } => Self::Timeout,
+                _ => Self::System,
+            },
+            Error::PeerLost { .. } | Error::PeerLeft { .. } => Self::PeerLost,
+            Error::Unresponsive { .. } => Self::Unresponsive,
+            Error::Timeout { .. } => Self::Timeout,
+            Error::Aborted { .. } => Self::Aborted,
+            Error::PeerFailed { .. } => Self::PeerFailed,
+            Error::Mismatch { .. } | Error::Options { .. } => Self::Mismatch,
+            Error::Forked => Self::Forked,
+            _ => Self::System,
         }
     }
 }
@@ -67,7 +136,7 @@ mod tests {
 
     #[test]
     fn codes_are_those_once_given_out() {
-        assert_eq!(Status::ALL.map(Status::code), [0, 1, 2]);
+        assert_eq!(Status::ALL.map(Status::code), std::array::from_fn(|at| at as rccl_status_t));
         for status in Status::ALL {
             assert_eq!(Status::from_code(status.code()), Some(status));
         }

@@ -71,6 +71,18 @@ fn a_closed_library_stays_loaded() {
 }
 
 #[test]
+fn a_c_program_reduces_and_hears_why_it_cannot() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let library = library();
+    let program =
+        compile("all_reduce", folder.path(), &[library.to_str().expect("a path in UTF-8"), "-lpthread"]);
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", library.parent().expect("a folder"));
+    command.env("RCCL_LIBCUDA", "/nonexistent/libcuda.so.1").env("RCCL_SOCKET_IFNAME", "lo");
+    assert_eq!(run(&mut command), "right\n");
+}
+
+#[test]
 fn only_our_names_are_exported() {
     let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library()));
     let names: Vec<_> = symbols.lines().filter_map(|l| l.split_whitespace().last()).collect();

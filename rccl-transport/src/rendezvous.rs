@@ -113,14 +113,20 @@ impl Root {
     }
 }
 
+impl Root {
+    /// Lets it serve on its own until every member has been told about the others or the deadline has passed.
+    pub fn detach(mut self) {
+        self.thread = None;
+    }
+}
+
 impl Drop for Root {
     fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
         // The counter of an eventfd takes one more unless 2^64 roots were dropped.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            // The thread never blocks but in poll(2), on the eventfd too.
-            let _ = thread.join();
-        }
+        // The thread never blocks but in poll(2), on the eventfd too.
+        let _ = thread.join();
     }
 }
 

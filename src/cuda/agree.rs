@@ -28,8 +28,8 @@ pub(super) fn exchange(
     let culprit =
         [FAILED, DRAGGED].into_iter().find_map(|wanted| kinds.iter().position(|&kind| kind == wanted));
     let Some(culprit) = culprit else { return Ok(texts) };
-    if culprit == communicator.rank() as usize
-        && let Err(error) = mine
+    if let Err(error) = mine
+        && kinds[communicator.rank() as usize] == kinds[culprit]
     {
         return Err(error.clone());
     }
