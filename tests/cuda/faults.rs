@@ -136,6 +136,30 @@ impl Managed {
     }
 }
 
+/// Communicators are made, used and dropped while the calls of another one are in progress: taking and giving back memory
+/// must not wait for kernels that wait for a rank which cannot launch meanwhile.
+pub(crate) fn made_beside_work(ranks: u32) -> Result<(), Failed> {
+    on_devices(ranks, &shared(), |side| {
+        let memory = side.memory(4 << 20)?;
+        let (first, last) = (memory.start(), memory.start() + (2 << 20));
+        let (work, other) = (Case::sum(first, first, 300_000, 1), Case::sum(last, last, 300_000, 2));
+        side.fill(&other)?;
+        side.barrier()?;
+        for _ in 0..20 {
+            for _ in 0..10 {
+                side.enqueue(&work, &side.stream)?;
+            }
+            let own = Side::new(side.communicator, &shared())?;
+            side.enqueue(&work, &side.stream)?;
+            own.enqueue(&other, &own.stream)?;
+            side.enqueue(&work, &side.stream)?;
+        }
+        side.stream.wait(crate::case::PATIENCE)?;
+        side.barrier()
+    });
+    Ok(())
+}
+
 /// Makes and drops 500 of them, each used once: nothing may be left on the host or the device.
 pub(crate) fn leaks(ranks: u32) -> Result<(), Failed> {
     const ROUNDS: usize = 500;

@@ -48,6 +48,7 @@ fn trials() -> Vec<Trial> {
         trials.push(of("sizes_and_types", ranks, calls::sizes_and_types));
         trials.push(of("every_protocol", ranks, calls::every_protocol));
         trials.push(of("one_thread_for_all", ranks, calls::one_thread_for_all));
+        trials.push(of("made_beside_work", ranks, faults::made_beside_work));
     }
     for ranks in [2, 4] {
         for name in case::NAMES {

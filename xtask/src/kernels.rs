@@ -10,9 +10,14 @@ use std::{
     process::Command,
 };
 
+use sha2::{Digest, Sha256};
+
 const NVRTC_VERSION: &str = "12.9.86";
 const KERNELS: &str = "rccl-transport/kernels";
 const BUILT: &str = "rccl-transport/kernels/built";
+const COMPILE: &str = "xtask/nvrtc.py";
+/// Beside the compiled kernels: what they were compiled from.
+const DIGEST: &str = "sources.sha256";
 
 /// Compiles the kernels into the tree, or with `check` compares what is there with a fresh compilation.
 ///
@@ -26,8 +31,47 @@ pub(crate) fn run(check: bool) -> Result<(), Box<dyn Error>> {
     if out.exists() {
         fs::remove_dir_all(&out)?;
     }
-    python(&[&root.join("xtask/nvrtc.py"), &library, &root.join(KERNELS), &out])?;
+    python(&[&root.join(COMPILE), &library, &root.join(KERNELS), &out])?;
+    fs::write(out.join(DIGEST), digest(&root)?)?;
     if check { compare(&root.join(BUILT), &out) } else { Ok(()) }
+}
+
+/// Checks, without a compiler, that the committed kernels were compiled from these sources.
+///
+/// # Errors
+/// If they were not, or a file cannot be read.
+pub(crate) fn check_sources(root: &Path) -> crate::Result {
+    let path = root.join(BUILT).join(DIGEST);
+    let committed = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    if committed == digest(root)? {
+        return Ok(());
+    }
+    Err(format!(
+        "{}: the kernels' sources have changed since they were compiled; run `cargo xtask kernels`",
+        path.display()
+    )
+    .into())
+}
+
+/// A digest of everything that decides what the compiled kernels are.
+fn digest(root: &Path) -> Result<String, Box<dyn Error>> {
+    let mut sources: Vec<PathBuf> = fs::read_dir(root.join(KERNELS))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<std::io::Result<Vec<_>>>()?
+        .into_iter()
+        .filter(|path| path.is_file())
+        .collect();
+    sources.sort();
+    sources.push(root.join(COMPILE));
+    let mut hash = Sha256::new();
+    hash.update(NVRTC_VERSION);
+    for source in sources {
+        let bytes = fs::read(&source)?;
+        let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        hash.update(format!("\0{name}\0{}\0", bytes.len()));
+        hash.update(bytes);
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<String>() + "\n")
 }
 
 fn workspace() -> PathBuf {
@@ -99,4 +143,27 @@ fn compare(committed: &Path, fresh: &Path) -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_source_shows() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::create_dir_all(root.join(BUILT)).unwrap();
+        fs::create_dir_all(root.join("xtask")).unwrap();
+        fs::write(root.join(COMPILE), "compile").unwrap();
+        let source = root.join(KERNELS).join("a.cu");
+        fs::write(&source, "one").unwrap();
+        fs::write(root.join(BUILT).join(DIGEST), digest(root).unwrap()).unwrap();
+        check_sources(root).unwrap();
+        fs::write(&source, "two").unwrap();
+        assert!(check_sources(root).unwrap_err().to_string().contains("cargo xtask kernels"));
+        fs::write(&source, "one").unwrap();
+        fs::write(root.join(KERNELS).join("b.cuh"), "").unwrap();
+        assert!(check_sources(root).is_err());
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{checks, examples, readme};
-use crate::{Result, command, header};
+use crate::{Result, command, header, kernels};
 
 /// Longest that one command of a step may run.
 pub(super) const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -35,8 +35,14 @@ pub(super) const STEPS: &[Step] = &[
         run: checks::dependencies,
     },
     Step { name: "header", about: "the C header matches the sources", run: header::check },
+    Step {
+        name: "kernels",
+        about: "the compiled kernels are those of the sources",
+        run: kernels::check_sources,
+    },
     Step { name: "clippy", about: "no warning in any target", run: clippy },
     Step { name: "minimal", about: "the libraries build with no default features", run: minimal },
+    Step { name: "cudarc", about: "what is for cudarc compiles without a warning", run: cudarc },
     Step { name: "docs", about: "the documentation builds without a warning", run: docs },
     Step { name: "doctest", about: "the examples in the documentation", run: doctest },
     Step { name: "test", about: "unit, simulation, conformance and C tests", run: test },
@@ -72,6 +78,15 @@ fn clippy(root: &Path) -> Result {
 
 fn minimal(root: &Path) -> Result {
     let arguments = ["build", "--locked", "--workspace", "--exclude", "xtask", "--no-default-features"];
+    command::run(&mut cargo(root, &arguments), LIMIT)
+}
+
+/// With no default features, whose dependencies the step before has compiled so.
+fn cudarc(root: &Path) -> Result {
+    let features = ["--no-default-features", "--features", "cudarc-cuda-12020"];
+    let targets = ["--lib", "--example", "10-cuda-all-reduce"];
+    let start = ["clippy", "--locked", "-p", "rccl"];
+    let arguments = [&start[..], &features, &targets, &["--", "-D", "warnings"]].concat();
     command::run(&mut cargo(root, &arguments), LIMIT)
 }
 
