@@ -17,8 +17,9 @@ use super::Side;
 
 /// How long creation waits for the other ranks of the process to have nothing to do, before it goes on beside them.
 const TAKING_PATIENCE: Duration = Duration::from_secs(5);
-/// How long dropping does, before it leaves memory to be given back later.
-const RETIRING_PATIENCE: Duration = Duration::from_secs(1);
+/// How long dropping does, before it leaves memory to be given back later. Short: another rank of the process may have
+/// enqueued what waits for the next call of this thread.
+const RETIRING_PATIENCE: Duration = Duration::from_millis(20);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// Read by whoever enqueues, written by whoever takes memory or gives it back.

@@ -137,21 +137,23 @@ impl Managed {
 }
 
 /// Communicators are made, used and dropped while the calls of another one are in progress: taking and giving back memory
-/// must not wait for kernels that wait for a rank which cannot launch meanwhile.
+/// must not wait for kernels that wait for a rank which cannot launch meanwhile. Streams are made before, since the driver
+/// may let that wait as well.
 pub(crate) fn made_beside_work(ranks: u32) -> Result<(), Failed> {
     on_devices(ranks, &shared(), |side| {
-        let memory = side.memory(4 << 20)?;
+        let (memory, second) = (side.memory(4 << 20)?, Stream::new(&side.context)?);
         let (first, last) = (memory.start(), memory.start() + (2 << 20));
         let (work, other) = (Case::sum(first, first, 300_000, 1), Case::sum(last, last, 300_000, 2));
         side.fill(&other)?;
         side.barrier()?;
-        for _ in 0..20 {
+        for _ in 0..5 {
             for _ in 0..10 {
                 side.enqueue(&work, &side.stream)?;
             }
-            let own = Side::new(side.communicator, &shared())?;
+            let own = side.communicator.cuda(side.context.device().ordinal(), &shared())?;
             side.enqueue(&work, &side.stream)?;
-            own.enqueue(&other, &own.stream)?;
+            // SAFETY: the buffer lives until the streams are done, and nobody else uses it.
+            unsafe { own.all_reduce(last, last, other.count, other.data_type, other.op, second.raw().0) }?;
             side.enqueue(&work, &side.stream)?;
         }
         side.stream.wait(crate::case::PATIENCE)?;

@@ -48,7 +48,6 @@ fn trials() -> Vec<Trial> {
         trials.push(of("sizes_and_types", ranks, calls::sizes_and_types));
         trials.push(of("every_protocol", ranks, calls::every_protocol));
         trials.push(of("one_thread_for_all", ranks, calls::one_thread_for_all));
-        trials.push(of("made_beside_work", ranks, faults::made_beside_work));
     }
     for ranks in [2, 4] {
         for name in case::NAMES {
@@ -60,6 +59,7 @@ fn trials() -> Vec<Trial> {
     trials.push(of("failed_capture", 2, graphs::failed_capture));
     trials.push(of("two_streams", 2, calls::two_streams));
     trials.push(of("wrong_arguments", 2, faults::wrong_arguments));
+    trials.push(of("made_beside_work", 2, faults::made_beside_work));
     trials.push(of("leaks", 2, faults::leaks));
     let aborts = |name: &str, protocol, algorithm| {
         Trial::test(format!("abort_ends_{name}"), move || faults::aborts(protocol, algorithm))

@@ -84,6 +84,20 @@ CUresult cuCtxPopCurrent_v2(uintptr_t *context) { BEGIN; if (!depth) return 201;
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { IN_CONTEXT; *least = 0; *greatest = -5; return 0; }
 CUresult cuCtxEnablePeerAccess(uintptr_t peer, unsigned flags) { IN_CONTEXT; return peer == current() ? 101 : 704; }
 
+/* What was enqueued, a letter each: W waits for an event, X for one from outside of the capture, R records, K is a kernel, N a
+ * node that records, D a dependency of it. fake_capture says what every stream is found in: a capture's status and id. */
+static char enqueued[256];
+static int capture_status;
+static uint64_t capture_id;
+const char *fake_enqueued(void) { return enqueued; }
+void fake_forget(void) { enqueued[0] = 0; }
+void fake_capture(int status, uint64_t id) { capture_status = status, capture_id = id; }
+static CUresult note(char what) {
+    size_t at = strlen(enqueued);
+    if (at + 1 < sizeof enqueued) enqueued[at] = what, enqueued[at + 1] = 0;
+    return 0;
+}
+
 static CUresult remember(uintptr_t start, size_t bytes, int kind) {
     for (int i = 0; i < 64; i++)
         if (!ranges[i].bytes) {
@@ -143,11 +157,15 @@ CUresult cuStreamCreateWithPriority(void **stream, unsigned flags, int priority)
 CUresult cuStreamDestroy_v2(void *stream) { IN_CONTEXT; live_objects--; return 0; }
 CUresult cuStreamQuery(void *stream) { IN_CONTEXT; return 0; }
 CUresult cuStreamSynchronize(void *stream) { IN_CONTEXT; return 0; }
-CUresult cuStreamWaitEvent(void *stream, void *event, unsigned flags) { IN_CONTEXT; return 0; }
+CUresult cuStreamWaitEvent(void *stream, void *event, unsigned flags) { IN_CONTEXT; return note(flags ? 'X' : 'W'); }
 CUresult cuThreadExchangeStreamCaptureMode(int *mode) { BEGIN; int was = capture_mode; capture_mode = *mode, *mode = was; return 0; }
-CUresult cuStreamGetCtx(void *stream, uintptr_t *context) { IN_CONTEXT; *context = current(); return 0; }
+/* A stream with this handle is another device's. */
+CUresult cuStreamGetCtx(void *stream, uintptr_t *context) {
+    IN_CONTEXT; *context = stream == (void *)0xf0e1 ? 0x1fff : current(); return 0;
+}
 CUresult cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, void **tips, size_t *count) {
-    IN_CONTEXT; *status = 0; return 0;
+    static void *tip;
+    IN_CONTEXT; *status = capture_status, *id = capture_id, *tips = &tip, *count = 1; return 0;
 }
 
 /* Nothing else runs that could fulfil a wait: an unfulfilled one is a mistake of the test's. */
@@ -174,7 +192,15 @@ CUresult cuStreamBatchMemOp_v2(void *stream, unsigned count, MemOp *ops, unsigne
 
 CUresult cuEventCreate(void **event, unsigned flags) { IN_CONTEXT; *event = &live_objects; live_objects++; return 0; }
 CUresult cuEventDestroy_v2(void *event) { IN_CONTEXT; live_objects--; return 0; }
-CUresult cuEventRecord(void *event, void *stream) { IN_CONTEXT; return 0; }
+CUresult cuEventRecord(void *event, void *stream) { IN_CONTEXT; return note('R'); }
+CUresult cuGraphAddEventRecordNode(void **node, void *graph, void **tips, size_t count, void *event) {
+    BEGIN; *node = &live_objects; return note('N');
+}
+CUresult cuGraphAddDependencies(void *graph, void **from, void **to, size_t count) { BEGIN; return note('D'); }
+CUresult cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned b, unsigned c,
+                        unsigned shared, void *stream, void **parameters, void **extra) {
+    IN_CONTEXT; return note('K');
+}
 CUresult cuEventQuery(void *event) { IN_CONTEXT; return 0; }
 
 CUresult cuModuleLoadData(void **module, const void *image) {
