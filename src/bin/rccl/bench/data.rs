@@ -17,6 +17,17 @@ const BLOCK_BYTES: u64 = 1 << 20;
 pub(super) struct Data {
     pub(super) data_type: DataType,
     pub(super) seed: u64,
+    pub(super) values: Values,
+}
+
+/// What elements are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Values {
+    /// Any bits of integers, and floating numbers whose sums show in which order they were added.
+    Any,
+    /// Floating numbers: this many times an integer from -3 to 4. Sums over up to 32 ranks are exact in every order, and so
+    /// are averages over as many ranks: for libraries that promise no order.
+    Multiples(u32),
 }
 
 /// How to turn 8 random bytes into finite elements of a type: what to keep of each, and what to add.
@@ -42,6 +53,18 @@ const fn pattern(data_type: DataType) -> (u64, u64) {
     (keep * each, add * each)
 }
 
+/// The bytes of a number that the type holds exactly, the rest 0.
+fn encoded(data_type: DataType, value: f32) -> [u8; 8] {
+    let bits = match data_type {
+        DataType::Half => u64::from(oracle::Format::HALF.encode(value)),
+        DataType::Bfloat16 => u64::from(oracle::Format::BFLOAT16.encode(value)),
+        DataType::Float => u64::from(value.to_bits()),
+        DataType::Double => f64::from(value).to_bits(),
+        other => unreachable!("{other} elements are never multiples"),
+    };
+    bits.to_le_bytes()
+}
+
 /// SplitMix64's finisher (Steele, Lea, Flood 2014).
 const fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -51,13 +74,32 @@ const fn mix(mut z: u64) -> u64 {
 
 impl Data {
     /// Writes the bytes of `rank`'s input from byte `start` on, a multiple of 8, to `out`.
-    fn fill_from(self, rank: Rank, start: u64, out: &mut [u8]) {
+    pub(super) fn fill_from(self, rank: Rank, start: u64, out: &mut [u8]) {
+        if let Values::Multiples(times) = self.values {
+            return self.fill_multiples(times, rank, start, out);
+        }
         let (keep, add) = pattern(self.data_type);
-        let stream = mix(self.seed ^ mix(u64::from(rank.0) + 1));
-        for (word, bytes) in (start / 8..).zip(out.chunks_mut(8)) {
-            let random = mix(stream.wrapping_add(word.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        for (random, bytes) in self.random(rank, start).zip(out.chunks_mut(8)) {
             let value = ((random & keep) + add).to_le_bytes();
             bytes.copy_from_slice(&value[..bytes.len()]);
+        }
+    }
+
+    /// Random words, one for each 8 bytes of `rank`'s input from byte `start` on.
+    fn random(self, rank: Rank, start: u64) -> impl Iterator<Item = u64> {
+        let stream = mix(self.seed ^ mix(u64::from(rank.0) + 1));
+        (start / 8..).map(move |word| mix(stream.wrapping_add(word.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
+    }
+
+    fn fill_multiples(self, times: u32, rank: Rank, start: u64, out: &mut [u8]) {
+        let size = self.data_type.size_bytes();
+        let table: [[u8; 8]; 8] =
+            std::array::from_fn(|index| encoded(self.data_type, (index as f32 - 3.0) * times as f32));
+        for (random, bytes) in self.random(rank, start).zip(out.chunks_mut(8)) {
+            for (index, element) in bytes.chunks_mut(size).enumerate() {
+                let value = &table[(random >> (3 * index)) as usize % 8];
+                element.copy_from_slice(&value[..element.len()]);
+            }
         }
     }
 
@@ -107,6 +149,20 @@ impl Data {
             }
             Origin::AllAround { first } => self.around(group, request, first, &input),
         }
+    }
+
+    /// As [`Data::wrong`], of the part `output` of an all-reduce in rank order that starts with element `first`.
+    pub(super) fn wrong_part(self, group: Group, request: &Request, first: u64, output: &[u8]) -> u64 {
+        let size = request.data_type.size_bytes();
+        let mut start = first;
+        let mut wrong = 0;
+        for ours in output.chunks(BLOCK_BYTES as usize) {
+            let end = start + (ours.len() / size) as u64;
+            let piece = Piece { output: start..end, input: start, from: Origin::AllInOrder };
+            wrong += oracle::wrong(request.data_type, ours, &self.expected(group, request, &piece));
+            start = end;
+        }
+        wrong
     }
 
     /// The contributions of all ranks from `first` on, rounded at every hop.
@@ -201,7 +257,7 @@ mod tests {
     use rccl_core::ReduceOp;
 
     fn data(data_type: DataType) -> Data {
-        Data { data_type, seed: 7 }
+        Data { data_type, seed: 7, values: Values::Any }
     }
 
     fn inputs(data: Data, ranks: u32, bytes: usize) -> Vec<Vec<u8>> {
@@ -298,6 +354,41 @@ mod tests {
             for algorithm in [Algorithm::Oneshot, Algorithm::Ring] {
                 let outputs = oracle::reduce_scatter(algorithm, data_type, ReduceOp::Prod, &longs);
                 assert_eq!(data.wrong(group, &scatter, algorithm, &outputs[rank as usize]), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_an_output_are_judged_alone() {
+        let (data, group) = (data(DataType::Half), Group::new(2, 1).unwrap());
+        let count = BLOCK_BYTES / 2 + 100;
+        let inputs = inputs(data, 2, count as usize * 2);
+        let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+        let request = Request::all_reduce(count, DataType::Half, ReduceOp::Sum);
+        let mut output = oracle::all_reduce(Algorithm::Oneshot, DataType::Half, ReduceOp::Sum, &inputs);
+        assert_eq!(data.wrong_part(group, &request, 0, &output), 0);
+        output[2000] ^= 1;
+        assert_eq!(data.wrong_part(group, &request, 0, &output), 1);
+        assert_eq!(data.wrong_part(group, &request, 1000, &output[2000..4000]), 1);
+        assert_eq!(data.wrong_part(group, &request, 1001, &output[2002..]), 0);
+    }
+
+    /// Added in any order, and averaged before or after adding, multiples give the same bits.
+    #[test]
+    fn multiples_are_exact_in_every_order() {
+        let group = Group::new(6, 0).unwrap();
+        for data_type in [DataType::Half, DataType::Bfloat16, DataType::Float] {
+            for (op, times) in [(ReduceOp::Sum, 1), (ReduceOp::Avg, 6)] {
+                let data = Data { values: Values::Multiples(times), ..data(data_type) };
+                let inputs = inputs(data, 6, 999 * data_type.size_bytes());
+                assert_ne!(inputs[0], inputs[1]);
+                let request = Request::all_reduce(999, data_type, op);
+                for algorithm in Algorithm::ALL {
+                    let mut turned: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+                    turned.rotate_left(2);
+                    let output = oracle::all_reduce(algorithm, data_type, op, &turned);
+                    assert_eq!(data.wrong(group, &request, Algorithm::Oneshot, &output), 0, "{algorithm}");
+                }
             }
         }
     }

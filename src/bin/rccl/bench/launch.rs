@@ -2,7 +2,9 @@
 
 use std::{
     collections::VecDeque,
+    env,
     io::{BufRead, BufReader, Read, Write},
+    os::fd::{AsRawFd, OwnedFd},
     process::{Child, ChildStdin, Command as Process, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
@@ -14,8 +16,11 @@ use std::{
 
 use serde::de::DeserializeOwned;
 
+use rccl_transport::cuda::relay::Arena;
+use rustix::io::{FdFlags, fcntl_setfd};
+
 use super::{
-    message::{Answer, Command, Hello, Measured},
+    message::{Answer, Command, GpuSetup, Hello, Library, Measured, Setup},
     options::Transport,
     settings::Settings,
     worker::ID_VARIABLE,
@@ -40,8 +45,23 @@ pub(super) struct Workers {
     pub(super) describe: String,
     /// What carries the bytes: "shm" or "tcp".
     pub(super) transport: String,
+    /// The version of another library that they measure.
+    pub(super) version: Option<String>,
+    /// What the GPUs' limit is measured through; the workers inherit it.
+    _stations: Option<OwnedFd>,
     /// Serves the group while it forms and lives.
     _root: rccl::Root,
+}
+
+/// Whose collectives workers run.
+pub(super) enum Team {
+    /// This library's.
+    Ours,
+    /// NCCL's, from a file.
+    Nccl {
+        /// The file, or a name that the loader finds.
+        path: String,
+    },
 }
 
 struct Worker {
@@ -66,11 +86,13 @@ enum State<T> {
 }
 
 impl Workers {
-    /// Starts a process a rank and waits until they form a group.
+    /// Starts a process a rank (one for all where ranks of ours share GPUs) and waits until they form a group.
     ///
     /// # Errors
     /// [`Error::Processes`] saying which ranks failed, and why.
-    pub(super) fn start(settings: &Settings, transport: Transport) -> Result<Self> {
+    pub(super) fn start(settings: &Settings, transport: Transport, team: &Team) -> Result<Self> {
+        let measured = settings.gpus.is_some() && matches!(team, Team::Ours);
+        let stations = measured.then(|| stations(settings.ranks)).transpose()?;
         let (root, id) = super::rendezvous()?;
         let (sender, events) = mpsc::channel();
         let mut group = Self {
@@ -79,14 +101,22 @@ impl Workers {
             timeout: settings.timeout,
             describe: String::new(),
             transport: String::new(),
+            version: None,
+            _stations: None,
             _root: root,
         };
-        for rank in 0..settings.ranks {
-            group.workers.push(spawn(rank, settings, transport, &id.to_string(), &sender)?);
+        for setup in setups(settings, transport, team, stations.as_ref()) {
+            let mut process = process(&setup)?;
+            // The id holds the group's secret; other users can read argument lists, but not environments.
+            process.env(ID_VARIABLE, id.to_string()).envs(variables(settings, team, &setup));
+            let index = group.workers.len();
+            group.workers.push(spawn(process, setup.first_rank, index, &sender)?);
         }
+        group._stations = stations;
         let hellos: Vec<Hello> = group.collect("join the group")?;
         if let Some(hello) = hellos.into_iter().next() {
             (group.describe, group.transport) = (hello.describe, hello.transport);
+            group.version = hello.version;
         }
         Ok(group)
     }
@@ -220,44 +250,94 @@ impl Worker {
     }
 }
 
-fn spawn(
-    rank: u32,
+/// The memory that GPUs' limit is measured through. Processes that are started inherit it.
+fn stations(ranks: u32) -> Result<OwnedFd> {
+    let stations = Arena::create(ranks).map_err(rccl::Error::from)?;
+    fcntl_setfd(&stations, FdFlags::empty()).map_err(std::io::Error::from)?;
+    Ok(stations)
+}
+
+/// What each process is told.
+fn setups(
     settings: &Settings,
     transport: Transport,
-    id: &str,
-    events: &Sender<(usize, Event)>,
-) -> Result<Worker> {
+    team: &Team,
+    stations: Option<&OwnedFd>,
+) -> impl Iterator<Item = Setup> {
+    let gpu = settings.gpus.map(|gpus| GpuSetup {
+        devices: gpus.devices,
+        library: match team {
+            Team::Ours => Library::Rccl {
+                protocol: gpus.protocol.map(|protocol| protocol.to_string()),
+                stations: stations.map_or(-1, AsRawFd::as_raw_fd),
+            },
+            Team::Nccl { path } => Library::Nccl { path: path.clone() },
+        },
+    });
+    let together = matches!(team, Team::Ours) && settings.gpus.is_some_and(|gpus| gpus.shared);
+    let local_ranks = if together { settings.ranks } else { 1 };
+    let all = Setup {
+        first_rank: 0,
+        local_ranks,
+        ranks: settings.ranks,
+        transport: transport.name().to_owned(),
+        algorithm: settings.algorithm.map_or("auto", |algorithm| algorithm.name()).to_owned(),
+        timeout_s: settings.timeout.as_secs(),
+        gpu,
+    };
+    (0..settings.ranks)
+        .step_by(local_ranks as usize)
+        .map(move |first_rank| Setup { first_rank, ..all.clone() })
+}
+
+/// What each process finds in its environment besides what it inherits.
+fn variables(settings: &Settings, team: &Team, setup: &Setup) -> Vec<(String, String)> {
+    let shared = settings.gpus.is_some_and(|gpus| gpus.shared);
+    let text = |key: &str, value: String| (key.to_owned(), value);
+    match team {
+        // Streams that share a queue of the device wait for each other: as many queues as there can be.
+        Team::Ours if shared && env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() => {
+            vec![text("CUDA_DEVICE_MAX_CONNECTIONS", "32".to_owned())]
+        }
+        Team::Ours => Vec::new(),
+        Team::Nccl { .. } => {
+            let mut variables = settings.peer_env.clone();
+            if shared {
+                // NCCL refuses two ranks of one host on one GPU. Ours, by which they meet, is told the truth.
+                variables.push(text("NCCL_HOSTID", format!("rccl-bench-{}", setup.first_rank)));
+                variables.push(text("RCCL_HOSTID", "rccl-bench".to_owned()));
+            }
+            variables
+        }
+    }
+}
+
+fn process(setup: &Setup) -> Result<Process> {
+    let program =
+        env::current_exe().map_err(|error| Error::Processes(format!("cannot find this program: {error}")))?;
+    let setup = serde_json::to_string(setup).map_err(std::io::Error::from)?;
+    let mut process = Process::new(program);
+    process.arg("bench-worker").arg(setup);
+    process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Ok(process)
+}
+
+fn spawn(mut process: Process, rank: u32, index: usize, events: &Sender<(usize, Event)>) -> Result<Worker> {
     let failed =
         |what: &str, error: std::io::Error| Error::Processes(format!("rank {rank}: {what}: {error}"));
-    let program = std::env::current_exe().map_err(|error| failed("cannot find this program", error))?;
-    let mut process = Process::new(&program)
-        .arg("bench-worker")
-        .args(["--rank", &rank.to_string(), "--ranks", &settings.ranks.to_string()])
-        .args(["--transport", transport.name()])
-        .args(["--algorithm", settings.algorithm.map_or("auto", |algorithm| algorithm.name())])
-        .args(["--timeout", &settings.timeout.as_secs().to_string()])
-        // The id holds the group's secret; other users can read argument lists, but not environments.
-        .env(ID_VARIABLE, id)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| failed("cannot start a process", error))?;
+    let mut process = process.spawn().map_err(|error| failed("cannot start a process", error))?;
     let (commands, answers, complaints) =
         (process.stdin.take(), process.stdout.take(), process.stderr.take());
     let last_words = Arc::new(Mutex::new(VecDeque::new()));
     let worker = Worker { process, commands, last_words: Arc::clone(&last_words) };
-    let rank_index = rank as usize;
     let listener = answers.map(|answers| {
         let events = events.clone();
-        thread::Builder::new()
-            .name(format!("answers {rank}"))
-            .spawn(move || listen(rank_index, answers, &events))
+        thread::Builder::new().name(format!("answers {rank}")).spawn(move || listen(index, answers, &events))
     });
     let repeater = complaints.map(|complaints| {
         thread::Builder::new()
             .name(format!("errors {rank}"))
-            .spawn(move || repeat(rank_index, complaints, &last_words))
+            .spawn(move || repeat(index, complaints, &last_words))
     });
     for thread in [listener, repeater].into_iter().flatten() {
         // The threads end with the worker's pipes.

@@ -5,6 +5,7 @@ use std::iter;
 use rccl_core::{Collective, DataType, ReduceOp};
 
 use super::{
+    gpu,
     launch::Workers,
     message::{Command, Job, Measured},
     peer::Peer,
@@ -49,6 +50,8 @@ pub(super) struct Point {
     pub(super) us: f64,
     pub(super) algbw: f64,
     pub(super) busbw: f64,
+    /// By the GPU's clock: the median of the rounds.
+    pub(super) device_us: Option<f64>,
     /// Processor seconds of all ranks for each 1e9 bytes of the size.
     pub(super) cpu_s_per_gb: f64,
     /// Operations timed alone, each by the rank that took longest.
@@ -112,7 +115,8 @@ impl Spec {
         gigabytes_per_second(self.bytes(), us) * bus_factor(self.collective, self.ranks)
     }
 
-    fn job(&self, in_place: bool) -> Job {
+    /// What finds out how long an operation takes.
+    pub(super) fn job(&self, settings: &Settings, in_place: bool) -> Job {
         Job {
             collective: self.collective.name().to_owned(),
             data_type: self.data_type.name().to_owned(),
@@ -123,6 +127,8 @@ impl Spec {
             warmup: 1,
             iterations: trial(self.bytes()),
             samples: 0,
+            blocking: settings.blocking,
+            graph: settings.gpus.is_some_and(|gpus| gpus.graph),
             checks: Vec::new(),
         }
     }
@@ -146,7 +152,10 @@ pub(super) fn row(
     mut peer: Option<&mut Peer>,
     seeds: &mut impl Iterator<Item = u64>,
 ) -> Result<Row> {
-    let limit_busbw = limit(spec, workers)?;
+    let limit_busbw = match settings.gpus {
+        Some(_) => spec.busbw(gpu::limit_us(workers, spec.ranks, spec.bytes())?),
+        None => limit(spec, workers)?,
+    };
     let modes: &[bool] = if spec.collective == Collective::SendRecv { &[false] } else { &[false, true] };
     let points = modes
         .iter()
@@ -180,15 +189,14 @@ fn point(
     mut peer: Option<&mut Peer>,
     seeds: &mut impl Iterator<Item = u64>,
 ) -> Result<Point> {
-    let mut job = spec.job(in_place);
+    let mut job = spec.job(settings, in_place);
     let us = slowest(&workers.ask(&Command::Measure(job.clone()))?);
-    job.iterations = settings.iterations.unwrap_or_else(|| iterations(us));
-    job.warmup = settings.warmup.unwrap_or_else(|| warmup(us));
-    job.samples = settings.samples.min(job.iterations);
+    fit(&mut job, settings, us);
     let mut peer_batch =
         peer.as_deref_mut().map(|peer| peer.prepare(settings, spec, in_place)).transpose()?.flatten();
 
-    let (mut ours, mut theirs, mut samples_us) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let (mut samples_us, mut device_us) = (Vec::new(), Vec::new());
     for round in 0..settings.rounds {
         job.checks = seeds.by_ref().take(settings.checks as usize).collect();
         // Who goes first alternates, so that neither always finds the machine as the other left it.
@@ -198,8 +206,9 @@ fn point(
                 let measured = workers.ask(&Command::Measure(job.clone()))?;
                 ours.push(batch(spec, &job, &measured));
                 samples_us.extend(longest_samples(&measured));
+                device_us.extend(measured.iter().filter_map(|it| it.device_us).reduce(f64::max));
             } else if let (Some(peer), Some(batch)) = (peer.as_deref_mut(), &mut peer_batch) {
-                theirs.push(peer.measure(batch, spec)?);
+                theirs.push(peer.measure(batch, spec, &job.checks)?);
             }
         }
     }
@@ -210,11 +219,19 @@ fn point(
         us,
         algbw: gigabytes_per_second(spec.bytes(), us),
         busbw: spec.busbw(us),
+        device_us: median(&device_us),
         cpu_s_per_gb: middle(ours.iter().map(|batch| batch.cpu_s_per_gb)),
         samples_us,
         wrong: (settings.checks > 0).then_some(wrong),
         peer: (!theirs.is_empty()).then(|| compare(spec, &ours, &theirs)),
     })
+}
+
+/// Makes the job as long as a batch should be, where an operation takes `us` microseconds.
+pub(super) fn fit(job: &mut Job, settings: &Settings, us: f64) {
+    job.iterations = settings.iterations.unwrap_or_else(|| iterations(us));
+    job.warmup = settings.warmup.unwrap_or_else(|| warmup(us));
+    job.samples = settings.samples.min(job.iterations);
 }
 
 fn compare(spec: &Spec, ours: &[Batch], theirs: &[Batch]) -> PeerPoint {
@@ -228,7 +245,8 @@ fn compare(spec: &Spec, ours: &[Batch], theirs: &[Batch]) -> PeerPoint {
     }
 }
 
-fn batch(spec: &Spec, job: &Job, measured: &[Measured]) -> Batch {
+/// One side's part of a round, from what each worker measured.
+pub(super) fn batch(spec: &Spec, job: &Job, measured: &[Measured]) -> Batch {
     Batch {
         us: slowest(measured),
         cpu_s_per_gb: spec.cpu_s_per_gb(measured.iter().map(|it| it.cpu_s).sum(), job.iterations),
@@ -252,7 +270,7 @@ impl Batch {
 }
 
 /// The time of a batch is that of the rank that took longest.
-fn slowest(measured: &[Measured]) -> f64 {
+pub(super) fn slowest(measured: &[Measured]) -> f64 {
     measured.iter().map(|it| it.us).fold(0.0, f64::max)
 }
 
@@ -275,7 +293,7 @@ mod tests {
     }
 
     fn measured(us: f64, samples_us: &[f64]) -> Measured {
-        Measured { us, samples_us: samples_us.to_vec(), cpu_s: 0.5, wrong: 1 }
+        Measured { us, device_us: None, samples_us: samples_us.to_vec(), cpu_s: 0.5, wrong: 1 }
     }
 
     #[test]
@@ -292,7 +310,21 @@ mod tests {
         assert_eq!(slowest(&both), 3.0);
         assert_eq!(longest_samples(&both), [4.0, 5.0]);
         let spec = spec(Collective::AllReduce);
-        let batch = batch(&spec, &Job { iterations: 1000, ..spec.job(false) }, &both);
+        let job = Job {
+            collective: spec.collective.name().to_owned(),
+            data_type: spec.data_type.name().to_owned(),
+            op: spec.op_name().to_owned(),
+            root: 0,
+            count: spec.count,
+            in_place: false,
+            warmup: 1,
+            iterations: 1000,
+            samples: 0,
+            blocking: false,
+            graph: false,
+            checks: Vec::new(),
+        };
+        let batch = batch(&spec, &job, &both);
         assert_eq!((batch.us, batch.wrong), (3.0, 2));
         // One second for 1000 operations of 1000 bytes.
         assert_eq!(batch.cpu_s_per_gb, 1000.0);

@@ -6,6 +6,52 @@ use serde::{Deserialize, Serialize};
 use super::settings::factor;
 use crate::plan;
 
+/// What a worker is told when it is started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Setup {
+    /// The first of the ranks that live in it.
+    pub(super) first_rank: u32,
+    /// How many they are: 1, but where ranks share GPUs.
+    pub(super) local_ranks: u32,
+    /// Ranks of the group.
+    pub(super) ranks: u32,
+    /// The transport's name.
+    pub(super) transport: String,
+    /// The algorithm's name, or "auto".
+    pub(super) algorithm: String,
+    /// The library's deadlines.
+    pub(super) timeout_s: u64,
+    /// What buffers in GPU memory need; without it they are in host memory.
+    pub(super) gpu: Option<GpuSetup>,
+}
+
+/// How ranks use GPUs. Rank `r` has device `r` modulo their number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct GpuSetup {
+    /// Devices of this machine.
+    pub(super) devices: u32,
+    /// Which library reduces.
+    pub(super) library: Library,
+}
+
+/// What reduces in GPU memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Library {
+    /// This one.
+    Rccl {
+        /// The protocol of all calls; none chooses by size.
+        protocol: Option<String>,
+        /// The descriptor of the memory through which the limit is measured.
+        stations: i32,
+    },
+    /// NCCL.
+    Nccl {
+        /// The file.
+        path: String,
+    },
+}
+
 /// What all workers are asked to do together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
@@ -19,6 +65,21 @@ pub(super) enum Command {
         /// Copies to time.
         iterations: u32,
     },
+    /// Measure how fast copy engines alone bring the bytes of an all-reduce to all ranks.
+    Relay(Relay),
+}
+
+/// A relay of bytes by copy engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Relay {
+    /// Bytes that each rank sends.
+    pub(super) bytes: u64,
+    /// Bytes of a piece.
+    pub(super) chunk_bytes: u64,
+    /// Slots of each rank's station.
+    pub(super) slots: u32,
+    /// Relays to time.
+    pub(super) iterations: u32,
 }
 
 /// A collective to be measured.
@@ -42,6 +103,10 @@ pub(super) struct Job {
     pub(super) iterations: u32,
     /// Operations timed one by one.
     pub(super) samples: u32,
+    /// Whether each operation is waited for before the next is enqueued; host memory knows nothing else.
+    pub(super) blocking: bool,
+    /// Whether operations on GPUs are captured in a graph, which is launched again and again.
+    pub(super) graph: bool,
     /// Seeds of the data of operations whose results are checked, one each.
     pub(super) checks: Vec<u64>,
 }
@@ -55,6 +120,8 @@ pub(super) struct Hello {
     pub(super) describe: String,
     /// The slowest kind of transport it uses: "tcp" if any, else "shm".
     pub(super) transport: String,
+    /// The version of another library that is measured.
+    pub(super) version: Option<String>,
 }
 
 /// What a worker measured.
@@ -62,6 +129,8 @@ pub(super) struct Hello {
 pub(super) struct Measured {
     /// Microseconds an operation: those of the batch, divided by its length.
     pub(super) us: f64,
+    /// The same by the GPU's clock, from its start on the batch to its end.
+    pub(super) device_us: Option<f64>,
     /// Microseconds of each operation that was timed alone.
     pub(super) samples_us: Vec<f64>,
     /// Processor seconds that this process spent on the batch, in all its threads.
@@ -117,17 +186,35 @@ mod tests {
             warmup: 1,
             iterations: 2,
             samples: 3,
+            blocking: false,
+            graph: true,
             checks: vec![u64::MAX],
         };
         let request = job.request(Group::new(3, 1).unwrap()).unwrap();
         assert_eq!((request.count, request.data_type), (17, DataType::Half));
-        for command in [Command::Measure(job), Command::Copy { bytes: 8, iterations: 1 }] {
+        let relay = Relay { bytes: 8, chunk_bytes: 8, slots: 2, iterations: 1 };
+        for command in
+            [Command::Measure(job), Command::Copy { bytes: 8, iterations: 1 }, Command::Relay(relay)]
+        {
             let line = serde_json::to_string(&command).unwrap();
             assert_eq!(serde_json::from_str::<Command>(&line).unwrap(), command);
         }
         let failed: Answer<Hello> = serde_json::from_str(r#"{"error": "rank 1 is gone"}"#).unwrap();
         assert_eq!(failed, Answer::Failed { error: "rank 1 is gone".to_owned() });
-        let hello = Hello { rank: 1, describe: "2 ranks".to_owned(), transport: "shm".to_owned() };
+        let hello =
+            Hello { rank: 1, describe: "2 ranks".to_owned(), transport: "shm".to_owned(), version: None };
+        let library = Library::Rccl { protocol: Some("ll".to_owned()), stations: 3 };
+        let setup = Setup {
+            first_rank: 0,
+            local_ranks: 2,
+            ranks: 2,
+            transport: "auto".to_owned(),
+            algorithm: "auto".to_owned(),
+            timeout_s: 5,
+            gpu: Some(GpuSetup { devices: 1, library }),
+        };
+        let line = serde_json::to_string(&setup).unwrap();
+        assert_eq!(serde_json::from_str::<Setup>(&line).unwrap(), setup);
         let line = serde_json::to_string(&Answer::Done(hello.clone())).unwrap();
         assert_eq!(serde_json::from_str::<Answer<Hello>>(&line).unwrap(), Answer::Done(hello));
     }

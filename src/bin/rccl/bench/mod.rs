@@ -1,6 +1,7 @@
 //! `rccl bench`: how fast collectives are, whether they are right, and how that compares.
 
 mod data;
+mod gpu;
 mod launch;
 mod measure;
 mod message;
@@ -22,7 +23,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{error::Result, topo::Machine};
-use launch::Workers;
+use launch::{Team, Workers};
 use measure::{Row, Spec};
 pub(crate) use options::Options;
 use options::Transport;
@@ -33,7 +34,7 @@ use table::Columns;
 pub(crate) use worker::{WorkerOptions, run as run_worker};
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let settings = options.settings()?;
+    let settings = options.settings(gpu::devices)?;
     let machine = Machine::here();
     let mut campaign = Campaign {
         options,
@@ -75,11 +76,12 @@ impl Campaign<'_> {
     /// All sizes, types and operators over one transport.
     fn over(&mut self, transport: Transport) -> Result<()> {
         let settings = self.settings;
-        let mut workers = Workers::start(settings, transport)?;
+        let mut workers = Workers::start(settings, transport, &Team::Ours)?;
         let mut peer = self.options.peer.map(|name| Peer::start(name, settings, transport)).transpose()?;
-        let recorded = self.sinks.start_record(&format!("cpu-{}", workers.transport))?;
+        let recorded = self.sinks.start_record(&what(settings, &workers.transport))?;
         let columns = Columns {
             percentiles: self.options.percentiles,
+            device: settings.gpus.is_some(),
             peer: peer.is_some(),
             in_place: settings.collective != rccl_core::Collective::SendRecv,
         };
@@ -121,25 +123,46 @@ impl Campaign<'_> {
         let algorithm = algorithm.map_or("auto", |algorithm| algorithm.name());
         let transport = transport.name();
         self.table.line(&format!("# {}", self.provenance.machine))?;
-        self.table
-            .line(&format!("# {collective}, {ranks} ranks, transport {transport}, algorithm {algorithm}"))?;
+        let way = self.settings.gpus.map_or_else(
+            || format!("transport {transport}"),
+            |gpus| {
+                let graph = if gpus.graph { ", in graphs" } else { "" };
+                format!("GPU memory, protocol {}{graph}", self.options.protocol.name())
+            },
+        );
+        self.table.line(&format!("# {collective}, {ranks} ranks, {way}, algorithm {algorithm}"))?;
+        if let Some(gpus) = self.settings.gpus {
+            let gpu::Gpus { shared, devices, .. } = gpus;
+            self.table.line(&if shared {
+                format!(
+                    "# {ranks} ranks share {devices} GPU(s), as threads of one process (RCCL_ALLOW_SHARED_GPU=1): that shows \
+                     results, not what separate GPUs take"
+                )
+            } else {
+                format!("# one process a rank, each with a GPU of its own ({ranks} of {devices})")
+            })?;
+        }
         self.table.line(&format!("# {}", workers.describe))?;
         self.table.line(&format!("# {rounds} round(s); times are the slowest rank's"))?;
         if let (Some(peer), Some(name)) = (peer, self.options.peer) {
-            self.table.line(&format!("# peer {} {} {}", name.name(), peer.version, peer.env))?;
+            self.table.line(&format!("# peer {} {} {}", name.name(), peer.version(), peer.env()))?;
+            if let Some(note) = peer.note() {
+                self.table.line(&format!("# {note}"))?;
+            }
         }
         self.table.line("#")
     }
 
     /// Counts a line's points and writes them to the files.
     fn keep(&mut self, transport: &str, spec: &Spec, row: &Row, peer: Option<&Peer>) -> Result<()> {
+        let gpus = self.settings.gpus;
         for point in &row.points {
             if let (Some(sum), Some(wrong)) = (&mut self.wrong, point.wrong) {
                 *sum += wrong;
             }
             let compared = point.peer.as_ref();
             let record = Record {
-                what: format!("cpu-{transport}"),
+                what: what(self.settings, transport),
                 machine: self.provenance.machine.clone(),
                 driver: self.provenance.driver.clone(),
                 commit: self.provenance.commit.clone(),
@@ -150,20 +173,20 @@ impl Campaign<'_> {
                 bytes: row.bytes,
                 in_place: point.in_place,
                 ranks: spec.ranks,
-                processes: spec.ranks,
+                processes: if gpus.is_some_and(|gpus| gpus.shared) { 1 } else { spec.ranks },
                 algorithm: self.settings.algorithm.map_or("auto", |it| it.name()).to_owned(),
-                protocol: "auto".to_owned(),
+                protocol: self.options.protocol.name().to_owned(),
                 path: if transport == "tcp" { "net" } else { "host" }.to_owned(),
                 transport: transport.to_owned(),
-                graph: false,
+                graph: gpus.is_some_and(|gpus| gpus.graph),
                 env: self.provenance.env.clone(),
                 ours_us: point.us,
                 ours_busbw: point.busbw,
                 ours_cpu_s_per_gb: point.cpu_s_per_gb,
                 peer_cpu_s_per_gb: compared.map(|it| it.cpu_s_per_gb),
                 peer: compared.and(self.options.peer).map_or("none", |name| name.name()).to_owned(),
-                peer_version: compared.and(peer).map(|peer| peer.version.clone()),
-                peer_env: compared.and(peer).map(|peer| peer.env.clone()).unwrap_or_default(),
+                peer_version: compared.and(peer).map(|peer| peer.version().to_owned()),
+                peer_env: compared.and(peer).map(|peer| peer.env().to_owned()).unwrap_or_default(),
                 peer_us: compared.map(|it| it.us),
                 peer_busbw: compared.map(|it| it.busbw),
                 ratio: compared.map(|it| it.ratio),
@@ -174,6 +197,15 @@ impl Campaign<'_> {
             self.points.push(record);
         }
         Ok(())
+    }
+}
+
+/// What is measured, as records are named: ranks that share GPUs are no measure of GPUs without peer-to-peer.
+fn what(settings: &Settings, transport: &str) -> String {
+    match settings.gpus {
+        None => format!("cpu-{transport}"),
+        Some(gpus) if gpus.shared => "gpu-shared".to_owned(),
+        Some(_) => "gpu-no-p2p".to_owned(),
     }
 }
 

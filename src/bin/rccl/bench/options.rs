@@ -48,9 +48,9 @@ pub(crate) struct Options {
     /// Root of a broadcast
     #[arg(short = 'r', long, default_value_t = 0, value_name = "RANK", help_heading = "What is done")]
     pub(super) root: u32,
-    /// Ranks, one process each on this machine
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "What is done")]
-    pub(super) ranks: u32,
+    /// Ranks on this machine, one process each [default: 2, or as many as there are GPUs]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "What is done")]
+    pub(super) ranks: Option<u32>,
     /// How it is done; `auto` chooses by size, as applications get it
     #[arg(long, default_value = "auto", value_parser = names::algorithm_or_auto(), help_heading = "What is done")]
     pub(super) algorithm: names::Choice<Algorithm>,
@@ -63,9 +63,12 @@ pub(crate) struct Options {
     /// How messages are signalled between GPUs; host memory knows no choice
     #[arg(long, value_enum, default_value_t = Protocol::Auto, help_heading = "What is done")]
     pub(super) protocol: Protocol,
-    /// Where the buffers lie
+    /// Where the buffers lie. On GPUs: one process each; where ranks share GPUs, threads of one process
     #[arg(long, value_enum, default_value_t = Device::Host, help_heading = "What is done")]
     pub(super) device: Device,
+    /// Capture operations on GPUs in graphs of up to 20, and launch those
+    #[arg(long, help_heading = "What is done")]
+    pub(super) graph: bool,
 
     /// Timed operations [default: as many as fill 20 ms, at least 20 where that takes no longer than half a second]
     #[arg(short = 'n', long, visible_alias = "iters", value_parser = clap::value_parser!(u32).range(1..), value_name = "COUNT", help_heading = "How it is measured")]
@@ -82,7 +85,7 @@ pub(crate) struct Options {
     /// Operations on fresh random data whose every element is checked, in each round; 0 checks nothing
     #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1000), value_name = "COUNT", help_heading = "How it is measured")]
     pub(super) check: u32,
-    /// As in nccl-tests; calls on host memory block anyway
+    /// Wait for each operation before the next is enqueued, as in nccl-tests; calls on host memory block anyway
     #[arg(short = 'z', long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1), value_name = "0|1", help_heading = "How it is measured")]
     pub(super) blocking: u32,
     /// Batches of each size, of which the median counts [default: 1, with a peer 5]
@@ -95,12 +98,15 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400), value_name = "SECONDS", help_heading = "How it is measured")]
     pub(super) timeout: u32,
 
-    /// Another library to measure in turns with this one; `cargo xtask peers` fetches it
+    /// Another library to measure in turns with this one; `cargo xtask peers` fetches gloo and openmpi
     #[arg(long, value_enum, help_heading = "Comparison")]
     pub(super) peer: Option<PeerName>,
     /// A variable for the peer; may be given several times
     #[arg(long, value_name = "K=V", requires = "peer", help_heading = "Comparison")]
     pub(super) peer_env: Vec<String>,
+    /// The file of NCCL [default: libnccl.so.2 where the loader finds it, or that of Python's package nvidia-nccl]
+    #[arg(long, value_name = "PATH", requires = "peer", help_heading = "Comparison")]
+    pub(super) nccl_library: Option<PathBuf>,
 
     /// Write one JSON object a point to a file, or to standard output with `-` (the table then goes to standard error)
     #[arg(long, value_name = "FILE|-", help_heading = "Output")]
@@ -125,7 +131,9 @@ Columns:
   busbw     algbw times what the collective moves over each rank's link for each byte: 2(n-1)/n for all-reduce, (n-1)/n for
             all-gather and reduce-scatter, 1 for broadcast and send-recv; comparable over collectives and numbers of ranks
   #wrong    elements that differ, in any bit, from what the algorithm must give
-  limit     the busbw that the same number of bytes would have if all ranks only copied them from one buffer to another, all at once
+  device    microseconds an operation by the GPU's own clock
+  limit     the busbw that the same number of bytes would have if all ranks only copied them from one buffer to another, all at once;
+            on GPUs, if copy engines brought them through host memory to all other ranks, without adding, in the best pieces
   ratio     the peer's time / ours: above 1 we are faster; the median over the rounds
 
 Examples:
@@ -134,6 +142,9 @@ Examples:
   rccl bench -b 4K -e 4K --percentiles                how steady small operations are
   rccl bench --transport tcp --algorithm ring         one transport, one algorithm
   rccl bench --peer gloo --transport tcp --record     compare, and keep the points
+  rccl bench --device cuda -b 8 -e 1G --peer nccl --peer-env NCCL_P2P_DISABLE=1
+                                                      GPUs through host memory, in turns with NCCL doing the same
+  rccl bench --device cuda -b 8 -e 32K --graph        small operations in CUDA graphs
 
 Exit status: 0 all results right, 1 some wrong, 2 an option makes no sense, 3 a process died, hung or reported a failure.
 Variables: RCCL_* and NCCL_* act on the measured processes as on any other; see `rccl doctor`.";
@@ -183,6 +194,17 @@ pub(crate) enum Protocol {
     Stripe,
     /// Copy engines
     Bulk,
+}
+
+impl Protocol {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Ll => "ll",
+            Self::Stripe => "stripe",
+            Self::Bulk => "bulk",
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

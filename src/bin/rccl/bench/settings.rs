@@ -1,10 +1,13 @@
 //! What the options mean together.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use rccl_core::{Algorithm, Collective, DataType, Group, ReduceOp, Scalar};
 
-use super::options::{Device, Options, Path, PeerName, Protocol, Transport};
+use super::{
+    gpu::{Gpus, usual_ranks},
+    options::{Device, Options, Path, PeerName, Protocol, Transport},
+};
 use crate::error::{Error, Result};
 
 /// The options after checking them against each other.
@@ -24,22 +27,37 @@ pub(super) struct Settings {
     pub(super) checks: u32,
     pub(super) rounds: u32,
     pub(super) samples: u32,
+    pub(super) blocking: bool,
     pub(super) timeout: Duration,
     pub(super) peer_env: Vec<(String, String)>,
+    /// The file of NCCL, where it is named.
+    pub(super) nccl_library: Option<PathBuf>,
+    /// GPUs; none where buffers are in host memory.
+    pub(super) gpus: Option<Gpus>,
 }
 
 /// The most sizes one run measures: a bound against `-i 1`.
 const MAX_SIZES: usize = 10_000;
 
 impl Options {
-    /// What the options mean together.
+    /// What the options mean together. `devices` counts this machine's GPUs, where that matters.
     ///
     /// # Errors
     /// [`Error::Usage`] naming the option that makes no sense, and the core's refusals.
-    pub(super) fn settings(&self) -> Result<Settings> {
+    pub(super) fn settings(&self, devices: impl FnOnce() -> Result<u32>) -> Result<Settings> {
         let collective = self.collective;
-        self.check_device()?;
-        Group::new(self.ranks, 0)?.member("root", self.root)?;
+        let (ranks, gpus) = match self.device {
+            Device::Host => {
+                self.check_host()?;
+                (self.ranks.unwrap_or(2), None)
+            }
+            Device::Cuda => {
+                let devices = devices()?;
+                let ranks = self.ranks.unwrap_or_else(|| usual_ranks(devices));
+                (ranks, Some(Gpus::new(self, devices, ranks)?))
+            }
+        };
+        Group::new(ranks, 0)?.member("root", self.root)?;
         if let Some(algorithm) = self.algorithm.0
             && !collective.algorithms().contains(&algorithm)
         {
@@ -47,31 +65,35 @@ impl Options {
         }
         let data_types = list("--dtype", &self.dtype, &DataType::ALL.map(DataType::name))?;
         let ops: Vec<ReduceOp> = list("--op", &self.op, &ReduceOp::NAMES)?;
+        let ops = if collective.reduces() { ops.into_iter().map(Some).collect() } else { vec![None] };
+        if gpus.is_some() {
+            Gpus::check_work(&data_types, &ops)?;
+        }
         Ok(Settings {
             collective,
             sizes: self.sizes()?,
             data_types,
-            ops: if collective.reduces() { ops.into_iter().map(Some).collect() } else { vec![None] },
+            ops,
             root: self.root,
-            ranks: self.ranks,
+            ranks,
             algorithm: self.algorithm.0,
-            transports: self.transports()?,
+            transports: if gpus.is_some() { vec![Transport::Auto] } else { self.transports()? },
             iterations: self.iterations,
             warmup: self.warmup,
             checks: self.check,
             rounds: self.rounds.unwrap_or(if self.peer.is_some() { 5 } else { 1 }),
             samples: if self.percentiles { 1000 } else { 0 },
+            blocking: self.blocking == 1,
             timeout: Duration::from_secs(self.timeout.into()),
             peer_env: self.peer_env.iter().map(|text| variable(text)).collect::<Result<_>>()?,
+            nccl_library: self.nccl_library.clone(),
+            gpus,
         })
     }
 
-    fn check_device(&self) -> Result<()> {
-        if self.device == Device::Cuda {
-            return Err(Error::usage(
-                "--device",
-                "cuda is not built in this version; only host memory is measured",
-            ));
+    fn check_host(&self) -> Result<()> {
+        if self.graph {
+            return Err(Error::usage("--graph", "graphs hold work of GPUs; add --device cuda"));
         }
         if self.protocol != Protocol::Auto {
             let reason =
@@ -81,7 +103,7 @@ impl Options {
         if self.peer == Some(PeerName::Nccl) {
             return Err(Error::usage(
                 "--peer",
-                "nccl moves GPU memory only; for host memory compare with gloo or openmpi",
+                "nccl moves GPU memory only: add --device cuda, or compare with gloo or openmpi",
             ));
         }
         Ok(())
@@ -185,6 +207,7 @@ pub(super) fn factor(op: ReduceOp, data_type: DataType) -> ReduceOp {
 mod tests {
     use super::*;
     use clap::Parser;
+    use rccl::cuda::CudaProtocol;
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -194,7 +217,7 @@ mod tests {
 
     fn settings(line: &str) -> Result<Settings> {
         let words = std::iter::once("bench").chain(line.split_whitespace());
-        Line::try_parse_from(words).expect(line).options.settings()
+        Line::try_parse_from(words).expect(line).options.settings(|| Ok(2))
     }
 
     fn refusal(line: &str) -> String {
@@ -238,7 +261,7 @@ mod tests {
     #[test]
     fn what_host_memory_cannot_do() {
         for (line, hint) in [
-            ("--device cuda", "not built in this version"),
+            ("--graph", "add --device cuda"),
             ("--protocol ll", "host memory has no such protocol"),
             ("--path p2p", "GPU to GPU"),
             ("--transport verbs", "not built in this version"),
@@ -256,6 +279,49 @@ mod tests {
             settings("--peer gloo --peer-env A=b=c").unwrap().peer_env,
             [("A".to_owned(), "b=c".to_owned())]
         );
+    }
+
+    #[test]
+    fn what_gpus_can_do() {
+        let gpus = |line: &str| settings(line).expect(line).gpus.expect(line);
+        let plain = gpus("--device cuda");
+        assert_eq!((plain.devices, plain.shared, plain.protocol, plain.graph), (2, false, None, false));
+        assert!(gpus("--device cuda --ranks 4 --graph").shared);
+        assert_eq!(settings("--device cuda").unwrap().ranks, 2);
+        assert_eq!(settings("--device cuda").unwrap().transports, [Transport::Auto]);
+        for (line, protocol) in [
+            ("--protocol ll", CudaProtocol::Ll),
+            ("--protocol bulk --algorithm oneshot", CudaProtocol::Bulk),
+            ("--algorithm relay --protocol stripe", CudaProtocol::Stripe),
+        ] {
+            assert_eq!(gpus(&format!("--device cuda {line}")).protocol, Some(protocol), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_gpus_cannot_do() {
+        for (line, hint) in [
+            ("all-gather --device cuda", "measured on host memory"),
+            ("--device cuda --path p2p", "not built in this version"),
+            ("--device cuda --path net", "use host"),
+            ("--device cuda --transport tcp", "share its memory"),
+            ("--device cuda --peer gloo", "compare with nccl"),
+            ("--device cuda -d double", "not double"),
+            ("--device cuda -o max", "not max"),
+            ("--device cuda --algorithm ring", "not ring"),
+            ("--device cuda --algorithm relay --protocol bulk", "oneshot only"),
+            ("--device cuda --ranks 17", "at most 16"),
+        ] {
+            let message = refusal(line);
+            assert!(message.contains(hint), "{line}: {message}");
+        }
+    }
+
+    #[test]
+    fn without_a_gpu_the_reason_is_passed_on() {
+        let line = Line::try_parse_from(["bench", "--device", "cuda"]).unwrap();
+        let error = line.options.settings(|| Err(Error::usage("--device", "no driver"))).unwrap_err();
+        assert_eq!(error.to_string(), "--device: no driver");
     }
 
     #[test]

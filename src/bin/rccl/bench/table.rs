@@ -11,6 +11,8 @@ use super::{
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Columns {
     pub(super) percentiles: bool,
+    /// Whether GPUs' clocks are shown too.
+    pub(super) device: bool,
     pub(super) peer: bool,
     /// Whether operations in place are measured.
     pub(super) in_place: bool,
@@ -24,11 +26,17 @@ const LEFT: usize = 12 + 13 + 10 + 8 + 6;
 impl Columns {
     /// The lines above the first row.
     pub(super) fn header(self) -> String {
-        let width = self.mode(["", "", "", ""], ["", "", ""], ["", ""]).len();
+        let width = self.mode(["", "", "", ""], "", ["", "", ""], ["", ""]).len();
         let modes: &[&str] = if self.in_place { &["out-of-place", "in-place"] } else { &["out-of-place"] };
         let titles: String = modes.iter().map(|title| format!("{title:^width$}")).collect();
-        let names = self.mode(["time", "algbw", "busbw", "#wrong"], ["p50", "p90", "p99"], ["peer", "ratio"]);
-        let units = self.mode(["(us)", "(GB/s)", "(GB/s)", ""], ["(us)", "(us)", "(us)"], ["(us)", ""]);
+        let names = self.mode(
+            ["time", "algbw", "busbw", "#wrong"],
+            "device",
+            ["p50", "p90", "p99"],
+            ["peer", "ratio"],
+        );
+        let units =
+            self.mode(["(us)", "(GB/s)", "(GB/s)", ""], "(us)", ["(us)", "(us)", "(us)"], ["(us)", ""]);
         let lines = [
             format!("#{:LEFT$}{titles}", ""),
             format!(
@@ -53,10 +61,13 @@ impl Columns {
         lines.map(|line| line.trim_end().to_owned()).join("\n")
     }
 
-    fn mode(self, usual: [&str; 4], percentiles: [&str; 3], peer: [&str; 2]) -> String {
+    fn mode(self, usual: [&str; 4], device: &str, percentiles: [&str; 3], peer: [&str; 2]) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _ = write!(text, "{:>12}{:>9}{:>9}{:>8}", usual[0], usual[1], usual[2], usual[3]);
+        if self.device {
+            let _ = write!(text, "{device:>11}");
+        }
         if self.percentiles {
             percentiles.iter().for_each(|cell| _ = write!(text, "{cell:>11}"));
         }
@@ -86,6 +97,7 @@ impl Columns {
         let peer = point.peer.as_ref();
         self.mode(
             [&time(point.us), &bandwidth(point.algbw), &bandwidth(point.busbw), &wrong],
+            &cell(point.device_us, time),
             percentiles.each_ref().map(String::as_str),
             [
                 &cell(peer.map(|it| it.us), time),
@@ -140,6 +152,7 @@ mod tests {
             us: 412.34,
             algbw: 2.543,
             busbw: 2.543,
+            device_us: Some(408.7),
             cpu_s_per_gb: 0.5,
             samples_us: vec![400.0, 410.0, 900.0],
             wrong: Some(0),
@@ -158,9 +171,9 @@ mod tests {
 
     #[test]
     fn columns_stand_below_their_names() {
-        for percentiles in [false, true] {
+        for (percentiles, device) in [(false, false), (false, true), (true, false), (true, true)] {
             for peer in [false, true] {
-                let columns = Columns { percentiles, peer, in_place: true };
+                let columns = Columns { percentiles, device, peer, in_place: true };
                 let header = columns.header();
                 let (names, row) = (header.lines().nth(1).unwrap(), columns.row(&row()));
                 assert_eq!(names.len(), row.len(), "{header}\n{row}");
@@ -170,6 +183,7 @@ mod tests {
                 );
                 assert!(row.contains("412.3") && row.contains("N/A"));
                 assert_eq!(row.contains("900.0"), percentiles);
+                assert_eq!(row.contains("408.7"), device);
                 assert_eq!(row.contains("2.00"), peer);
             }
         }

@@ -1,6 +1,7 @@
 //! A rank of the benchmark: a process that joins the group and does what it is asked on its standard input.
 
 use std::{
+    fs::File,
     io::{self, BufRead, Write},
     process::ExitCode,
     time::{Duration, Instant},
@@ -16,85 +17,96 @@ use rustix::{
 use serde::Serialize;
 
 use super::{
-    data::Data,
-    message::{Answer, Command, Hello, Job, Measured, rounding},
+    data::{Data, Values},
+    gpu::Ranks,
+    message::{Answer, Command, Hello, Job, Measured, Setup, rounding},
 };
 use crate::{
     error::{Error, Result},
-    names::{self, Choice},
     sys,
 };
 
 /// The variable that holds the group's id.
 pub(super) const ID_VARIABLE: &str = "RCCL_BENCH_ID";
 
-/// A rank of `rccl bench`, which starts it
+/// A worker of `rccl bench`, which starts it
 #[derive(Debug, clap::Args)]
 pub(crate) struct WorkerOptions {
-    #[arg(long)]
-    rank: u32,
-    #[arg(long)]
-    ranks: u32,
-    #[arg(long)]
-    transport: TransportChoice,
-    #[arg(long, value_parser = names::algorithm_or_auto())]
-    algorithm: Choice<Algorithm>,
-    #[arg(long)]
-    timeout: u64,
+    /// What it is told, as JSON.
+    setup: String,
 }
 
 /// Serves until standard input ends. Failures are said on standard output, as the launcher expects.
 pub(crate) fn run(options: &WorkerOptions) -> Result<ExitCode> {
     // Should the launcher be killed while this process waits in a collective, nothing else would end it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    match serve(options) {
+    let mut voice = Voice::new()?;
+    match serve(&options.setup, &mut voice) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
-            say(&Answer::<()>::Failed { error: error.to_string() })?;
+            voice.say(&Answer::<()>::Failed { error: error.to_string() })?;
             Ok(error.exit_code())
         }
     }
 }
 
-fn say(answer: &impl Serialize) -> Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, answer).map_err(io::Error::from)?;
-    writeln!(out)?;
-    Ok(out.flush()?)
+/// What was standard output. Libraries that write there are heard on standard error.
+struct Voice(File);
+
+impl Voice {
+    fn new() -> Result<Self> {
+        let own = rustix::io::dup(io::stdout()).map_err(io::Error::from)?;
+        rustix::stdio::dup2_stdout(io::stderr()).map_err(io::Error::from)?;
+        Ok(Self(own.into()))
+    }
+
+    fn say(&mut self, answer: &impl Serialize) -> Result<()> {
+        let mut line = serde_json::to_string(answer).map_err(io::Error::from)?;
+        line.push('\n');
+        Ok(self.0.write_all(line.as_bytes())?)
+    }
 }
 
-fn serve(options: &WorkerOptions) -> Result<()> {
+fn serve(setup: &str, voice: &mut Voice) -> Result<()> {
     let id = std::env::var(ID_VARIABLE).map_err(|_| {
         Error::Processes(format!("`rccl bench` starts its workers itself, with {ID_VARIABLE} set"))
     })?;
     let id = id.parse().map_err(rccl::Error::from)?;
-    let patience = Duration::from_secs(options.timeout);
-    let mut library = rccl::Options::from_env()?;
-    if options.transport != TransportChoice::Auto {
-        library.transport = options.transport;
+    let setup: Setup = serde_json::from_str(setup).map_err(io::Error::from)?;
+    let options = library_options(&setup)?;
+    if let Some(gpu) = &setup.gpu {
+        let (mut ranks, hello) = Ranks::join(&setup, gpu, &id, &options)?;
+        voice.say(&hello)?;
+        return obey(voice, |command| ranks.answer(command));
     }
-    library.algorithm = options.algorithm.0.or(library.algorithm);
-    (library.deadline, library.init_timeout) = (patience, patience);
-    let communicator = Communicator::create(&id, options.rank, options.ranks, &library)?;
-    bind(options.rank, options.ranks)?;
-    let description = communicator.describe();
-    let transport = if description.transports.contains(&"tcp") { "tcp" } else { "shm" };
-    say(&Hello { rank: options.rank, describe: description.to_string(), transport: transport.to_owned() })?;
+    let (mut rank, hello) = Rank::join(&setup, &id, &options)?;
+    voice.say(&hello)?;
+    obey(voice, |command| match command {
+        Command::Measure(job) => rank.measure(job),
+        Command::Copy { bytes, iterations } => rank.copy(*bytes, *iterations),
+        Command::Relay(_) => Err(Error::Processes("host memory is asked for copies, not relays".to_owned())),
+    })
+}
 
-    let group = Group::new(options.ranks, options.rank)?;
-    let mut rank = Rank {
-        communicator,
-        group,
-        algorithm: library.algorithm,
-        one: Memory::default(),
-        other: Memory::default(),
-    };
+fn library_options(setup: &Setup) -> Result<rccl::Options> {
+    let patience = Duration::from_secs(setup.timeout_s);
+    let mut options = rccl::Options::from_env()?;
+    let transport = setup.transport.parse()?;
+    if transport != TransportChoice::Auto {
+        options.transport = transport;
+    }
+    if setup.algorithm != "auto" && setup.gpu.is_none() {
+        options.algorithm = Some(setup.algorithm.parse()?);
+    }
+    (options.deadline, options.init_timeout) = (patience, patience);
+    Ok(options)
+}
+
+/// Answers every command.
+fn obey(voice: &mut Voice, mut answer: impl FnMut(&Command) -> Result<Measured>) -> Result<()> {
     for line in io::stdin().lock().lines() {
         let command = serde_json::from_str(&line?).map_err(io::Error::from)?;
-        say(&match command {
-            Command::Measure(job) => rank.measure(&job)?,
-            Command::Copy { bytes, iterations } => rank.copy(bytes, iterations)?,
-        })?;
+        voice.say(&answer(&command)?)?;
     }
     Ok(())
 }
@@ -152,15 +164,34 @@ enum Buffers<'a> {
 }
 
 /// What outputs hold before a checked operation: not what the operation gives, so that work left out shows.
-const POISON: u8 = 0xa5;
+pub(super) const POISON: u8 = 0xa5;
 
 impl Rank {
+    /// Takes the setup's place in the group.
+    fn join(setup: &Setup, id: &rccl::UniqueId, options: &rccl::Options) -> Result<(Self, Hello)> {
+        let (rank, ranks) = (setup.first_rank, setup.ranks);
+        let communicator = Communicator::create(id, rank, ranks, options)?;
+        bind(rank, ranks)?;
+        let description = communicator.describe();
+        let transport = if description.transports.contains(&"tcp") { "tcp" } else { "shm" };
+        let hello =
+            Hello { rank, describe: description.to_string(), transport: transport.to_owned(), version: None };
+        let rank = Self {
+            communicator,
+            group: Group::new(ranks, rank)?,
+            algorithm: options.algorithm,
+            one: Memory::default(),
+            other: Memory::default(),
+        };
+        Ok((rank, hello))
+    }
+
     fn measure(&mut self, job: &Job) -> Result<Measured> {
         let Self { communicator, group, .. } = self;
         let group = *group;
         let request = job.request(group)?;
         let mut buffers = Buffers::new(&mut self.one, &mut self.other, group, &request, job.in_place)?;
-        let data = |seed| Data { data_type: request.data_type, seed };
+        let data = |seed| Data { data_type: request.data_type, seed, values: Values::Any };
         buffers.prepare(data(job.checks.first().copied().unwrap_or(0)), group);
 
         for _ in 0..job.warmup {
@@ -188,7 +219,7 @@ impl Rank {
             wrong += data(seed).wrong(group, &request, algorithm, buffers.output(group, &request));
         }
         let us = elapsed.as_secs_f64() * 1e6 / f64::from(job.iterations);
-        Ok(Measured { us, samples_us, cpu_s, wrong })
+        Ok(Measured { us, device_us: None, samples_us, cpu_s, wrong })
     }
 
     /// All ranks copy at the same time, each between buffers of its own.
@@ -205,7 +236,7 @@ impl Rank {
         }
         let (elapsed, cpu_s) = (clock.elapsed(), processor_seconds() - cpu);
         let us = elapsed.as_secs_f64() * 1e6 / f64::from(iterations);
-        Ok(Measured { us, samples_us: Vec::new(), cpu_s, wrong: 0 })
+        Ok(Measured { us, device_us: None, samples_us: Vec::new(), cpu_s, wrong: 0 })
     }
 }
 
@@ -268,13 +299,13 @@ impl<'a> Buffers<'a> {
     }
 }
 
-fn length(bytes: u64) -> Result<usize> {
+pub(super) fn length(bytes: u64) -> Result<usize> {
     usize::try_from(bytes)
         .map_err(|_| Error::Processes(format!("{bytes} bytes do not fit in this machine's memory")))
 }
 
 /// Processor seconds of this process so far, in all its threads.
-fn processor_seconds() -> f64 {
+pub(super) fn processor_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

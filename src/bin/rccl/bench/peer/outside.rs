@@ -15,7 +15,7 @@ use rccl_core::Collective;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{
+use super::super::{
     measure::{Batch, Spec, trial},
     options::{PeerName, Transport},
     settings::Settings,
@@ -31,7 +31,7 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A running group of another library's workers. Dropping it ends them.
-pub(super) struct Peer {
+pub(in super::super) struct Outside {
     name: PeerName,
     processes: Vec<Child>,
     ranks: Vec<BufReader<UnixStream>>,
@@ -58,7 +58,7 @@ struct Installed {
 
 /// What every rank of the peer is asked.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Ask {
+pub(in super::super) struct Ask {
     collective: &'static str,
     dtype: &'static str,
     op: &'static str,
@@ -82,17 +82,7 @@ enum Answer {
     Done { us: f64, wrong: u64, cpu_s: f64, in_place: bool },
 }
 
-impl PeerName {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Gloo => "gloo",
-            Self::Openmpi => "openmpi",
-            Self::Nccl => "nccl",
-        }
-    }
-}
-
-impl Peer {
+impl Outside {
     /// Starts the peer's workers on the same number of ranks and, where it has a choice, on the same transport.
     ///
     /// # Errors
@@ -268,7 +258,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for Outside {
     /// Closing the connections makes the workers leave; those that do not are told to, and then killed.
     fn drop(&mut self) {
         self.ranks.clear();

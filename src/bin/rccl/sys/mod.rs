@@ -1,4 +1,8 @@
-//! The only unsafe code of the command: memory shared between mappings, and collectives on untyped buffers.
+//! The only unsafe code of the command: memory shared between mappings, collectives on untyped buffers, work of GPUs, and
+//! libraries loaded at run time.
+
+pub(crate) mod gpu;
+pub(crate) mod nccl;
 
 use std::{
     ffi::c_void,
