@@ -3,6 +3,7 @@
 
 pub(crate) mod gpu;
 pub(crate) mod nccl;
+pub(crate) mod nvml;
 
 use std::{
     ffi::c_void,

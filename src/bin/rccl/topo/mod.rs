@@ -4,6 +4,7 @@ pub(crate) mod cpu;
 pub(crate) mod host;
 pub(crate) mod memory;
 pub(crate) mod net;
+mod pairs;
 pub(crate) mod pci;
 mod render;
 pub(crate) mod tree;
@@ -17,7 +18,7 @@ use tree::Tree;
 
 /// Show the processors, memory, network interfaces and GPUs of this machine, and how they are connected
 ///
-/// Everything is read from the kernel's files; no driver is needed and nothing is changed.
+/// Everything is read from the kernel's files, and of the NVIDIA driver, where there is one, what joins GPUs; nothing is changed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Print JSON
@@ -35,6 +36,7 @@ pub(crate) struct Machine {
     pub(crate) interfaces: Vec<net::Interface>,
     pub(crate) rdma: Vec<net::Rdma>,
     pub(crate) gpus: Vec<pci::Gpu>,
+    pub(crate) gpu_pairs: Vec<pairs::Pair>,
 }
 
 impl Machine {
@@ -44,8 +46,16 @@ impl Machine {
         Self::read(&Tree::machine(), &net::addresses(), usable)
     }
 
+    /// The same, and what the driver knows of the way between its GPUs.
+    fn with_driver() -> Self {
+        let mut machine = Self::here();
+        machine.gpu_pairs = pairs::pairs(&machine.gpus, &pairs::Known::ask(&machine.gpus));
+        machine
+    }
+
     /// The machine whose files lie in `tree`. What files do not tell is given beside them.
     pub(crate) fn read(tree: &Tree, addresses: &[net::Address], usable: usize) -> Self {
+        let gpus = pci::gpus(tree);
         Self {
             host: host::read(tree),
             cpu: cpu::read(tree, usable),
@@ -53,7 +63,8 @@ impl Machine {
             memory: memory::read(tree),
             interfaces: net::interfaces(tree, addresses),
             rdma: net::rdma(tree),
-            gpus: pci::gpus(tree),
+            gpu_pairs: pairs::pairs(&gpus, &pairs::Known::default()),
+            gpus,
         }
     }
 
@@ -74,7 +85,7 @@ impl Machine {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let machine = Machine::here();
+    let machine = Machine::with_driver();
     if options.json {
         output::json(&machine)?;
     } else {

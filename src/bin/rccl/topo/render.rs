@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use comfy_table::Table;
 
-use super::{Machine, net, pci};
+use super::{Machine, net};
 use crate::{output, size};
 
 /// Sections with a heading each; what the machine does not have is said in one line.
@@ -173,24 +173,28 @@ fn gpus(machine: &Machine) -> String {
     let mut text = table(&list);
     if machine.gpus.len() > 1 {
         text.push('\n');
-        text.push_str(&table(&distances(&machine.gpus)));
+        text.push_str(&table(&pairs(machine)));
         text.push_str(
-            "\nPIX one PCIe switch, PXB several, PHB the processor's root bus, NODE the same memory node, SYS between nodes",
+            "\nNV# so many NVLinks, PIX one PCIe switch, PXB several, PHB the processor's root bus, NODE the same memory node, \
+             SYS between nodes",
         );
     }
     text
 }
 
-fn distances(gpus: &[pci::Gpu]) -> Table {
-    let names: Vec<String> = (0..gpus.len()).map(|index| format!("GPU{index}")).collect();
-    let mut headings = vec![""];
-    headings.extend(names.iter().map(String::as_str));
-    let mut table = output::table(&headings);
-    for (row, one) in gpus.iter().enumerate() {
-        let cells = gpus.iter().enumerate().map(|(column, other)| {
-            if row == column { "X".to_owned() } else { pci::distance(one, other).to_owned() }
-        });
-        table.add_row(std::iter::once(names[row].clone()).chain(cells));
+fn pairs(machine: &Machine) -> Table {
+    let name = |address: &String| {
+        let index = machine.gpus.iter().position(|gpu| gpu.address == *address);
+        index.map_or_else(|| address.clone(), |index| format!("GPU{index}"))
+    };
+    let mut table = output::table(&["pair", "connection", "path", "why"]);
+    for pair in &machine.gpu_pairs {
+        table.add_row([
+            format!("{} {}", name(&pair.one), name(&pair.other)),
+            pair.connection(),
+            pair.path.to_owned(),
+            pair.reason.clone(),
+        ]);
     }
     table
 }
