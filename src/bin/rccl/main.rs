@@ -36,6 +36,7 @@ enum Command {
     Plan(plan::Options),
     Topo(topo::Options),
     Doctor(doctor::Options),
+    Tune(bench::TuneOptions),
     #[command(hide = true)]
     BenchWorker(bench::WorkerOptions),
 }
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Plan(options) => plan::run(&options),
         Command::Topo(options) => topo::run(&options),
         Command::Doctor(options) => doctor::run(&options),
+        Command::Tune(options) => bench::tune(&options),
         Command::BenchWorker(options) => bench::run_worker(&options),
     };
     match result {

@@ -12,6 +12,7 @@ mod record;
 mod settings;
 mod statistics;
 mod table;
+mod tune;
 mod worker;
 
 use std::{
@@ -31,6 +32,7 @@ use peer::Peer;
 use record::{Provenance, Record, Sinks};
 use settings::Settings;
 use table::Columns;
+pub(crate) use tune::{TuneOptions, tune};
 pub(crate) use worker::{WorkerOptions, run as run_worker};
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {

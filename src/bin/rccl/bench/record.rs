@@ -101,13 +101,16 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The variables whose names start with one of `prefixes`, sorted, as `K=V K=V`, but for secrets and the place of the cache:
-/// they do not change what is measured, and records are published.
+/// Variables that do not change what is measured: where peers are kept, and what images say of the NCCL they came with.
+pub(super) const BESIDES: [&str; 2] = ["RCCL_CACHE", "NCCL_VERSION"];
+
+/// The variables whose names start with one of `prefixes`, sorted, as `K=V K=V`, but for secrets (records are published) and
+/// [`BESIDES`].
 fn variables(prefixes: &[&str]) -> String {
     let mut list: Vec<String> = env::vars_os()
         .map(|(key, value)| (key.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
         .filter(|(key, _)| prefixes.iter().any(|prefix| key.starts_with(prefix)))
-        .filter(|(key, _)| !key.contains("SECRET") && key != "RCCL_CACHE")
+        .filter(|(key, _)| !key.contains("SECRET") && !BESIDES.contains(&key.as_str()))
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     list.sort();

@@ -112,7 +112,7 @@ fn cell(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
 }
 
 /// Microseconds, to about four digits.
-fn time(us: f64) -> String {
+pub(super) fn time(us: f64) -> String {
     let digits = if us < 10.0 {
         3
     } else if us < 100.0 {

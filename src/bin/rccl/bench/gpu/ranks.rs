@@ -241,10 +241,14 @@ impl Rank {
         let _guard = context.enter().map_err(device_error)?;
         self.prepare(&request, work.in_place, job.checks.first().copied().unwrap_or(0))?;
 
+        // What frees memory or makes graphs may wait for all the device's work: nothing of other ranks must spin there yet.
+        self.communicator.barrier()?;
         // The first calls may set things up, which a capture must not.
         self.desk.enqueue(&*self.reducer, &work)?;
         self.desk.wait(self.limit)?;
         let many = Runner::new(self, work, job.graph.then_some(GRAPH_OPERATIONS.min(job.iterations)))?;
+        let one = Runner::new(self, work, job.graph.then_some(1))?;
+        self.communicator.barrier()?;
         many.run(job.warmup, job.blocking)?;
         self.desk.wait(self.limit)?;
         self.communicator.barrier()?;
@@ -256,7 +260,6 @@ impl Rank {
         let (elapsed, cpu_s) = (clock.elapsed(), processor_seconds() - cpu);
         let device = end.elapsed_since(&start).map_err(device_error)?;
 
-        let one = Runner::new(self, work, job.graph.then_some(1))?;
         let mut samples_us = Vec::new();
         for _ in 0..job.samples {
             let clock = Instant::now();

@@ -36,10 +36,6 @@ impl Gpus {
                 format!("cuda reduces only (all-reduce); {} is measured on host memory", options.collective);
             return Err(Error::usage("--device", reason));
         }
-        if ranks > MOST_RANKS {
-            let reason = format!("{ranks} ranks; on GPUs at most {MOST_RANKS} are measured");
-            return Err(Error::usage("--ranks", reason));
-        }
         check_route(options)?;
         if matches!(options.peer, Some(PeerName::Gloo | PeerName::Openmpi)) {
             return Err(Error::usage(
@@ -53,7 +49,19 @@ impl Gpus {
         };
         let library = CudaOptions { protocol, algorithm: options.algorithm.0, ..CudaOptions::default() };
         library.check().map_err(|error| Error::usage("--algorithm", error.to_string()))?;
-        Ok(Self { devices, shared: ranks > devices, protocol, graph: options.graph })
+        Ok(Self { protocol, graph: options.graph, ..Self::of_ranks(devices, ranks)? })
+    }
+
+    /// How so many ranks use so many GPUs, for the rest as the library likes.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for more ranks than can be measured.
+    pub(in super::super) fn of_ranks(devices: u32, ranks: u32) -> Result<Self> {
+        if ranks > MOST_RANKS {
+            let reason = format!("{ranks} ranks; on GPUs at most {MOST_RANKS} are measured");
+            return Err(Error::usage("--ranks", reason));
+        }
+        Ok(Self { devices, shared: ranks > devices, protocol: None, graph: false })
     }
 
     /// What GPUs can reduce.

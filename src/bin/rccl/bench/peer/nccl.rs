@@ -11,6 +11,7 @@ use super::super::{
     measure::{Batch, Spec, batch, fit, slowest},
     message::{self, Job},
     options::Transport,
+    record::BESIDES,
     settings::Settings,
 };
 use crate::error::{Error, Result};
@@ -66,7 +67,8 @@ impl Group {
 
 /// The variables that choose how NCCL works: those it inherits, and those that the user gave it, which win.
 fn described(given: &[(String, String)]) -> String {
-    let inherited = env::vars().filter(|(key, _)| key.starts_with("NCCL_"));
+    let counts = |key: &str| key.starts_with("NCCL_") && !BESIDES.contains(&key);
+    let inherited = env::vars().filter(|(key, _)| counts(key));
     let all: std::collections::BTreeMap<String, String> = inherited.chain(given.iter().cloned()).collect();
     all.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
 }
