@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rccl_transport::cuda::{Device, Driver};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
@@ -53,7 +54,7 @@ fn refused(line: &str) -> String {
 #[test]
 fn help_names_every_command_and_no_internal_one() {
     let help = succeeds("--help");
-    for command in ["bench", "plan", "topo", "doctor"] {
+    for command in ["bench", "plan", "topo", "doctor", "tune"] {
         assert!(help.contains(command), "{help}");
     }
     assert!(!help.contains("bench-worker"), "{help}");
@@ -63,8 +64,8 @@ fn help_names_every_command_and_no_internal_one() {
 #[test]
 fn the_benchmarks_help_explains_options_columns_and_statuses() {
     let help = succeeds("bench --help");
-    let options = "-b -e -f -i -n -w -c -d -o -r -z --ranks --algorithm --path --transport --protocol --device --peer \
-                   --peer-env --json --csv --plot busbw Examples: status:";
+    let options = "-b -e -f -i -n -w -c -d -o -r -z --ranks --algorithm --path --transport --protocol --device --graph \
+                   --peer --peer-env --nccl-library --json --csv --plot busbw Examples: status:";
     for part in options.split_whitespace() {
         assert!(help.contains(part), "{part} is missing in\n{help}");
     }
@@ -119,7 +120,7 @@ fn the_machine_as_text_and_json() {
     let machine: Value = serde_json::from_str(&succeeds("topo --json")).unwrap();
     assert!(machine["cpu"]["usable"].as_u64().unwrap() >= 1);
     assert!(machine["memory"]["total_bytes"].as_u64().unwrap() > 0);
-    for list in ["numa_nodes", "interfaces", "rdma", "gpus"] {
+    for list in ["numa_nodes", "interfaces", "rdma", "gpus", "gpu_pairs"] {
         assert!(machine[list].is_array(), "{list}");
     }
 }
@@ -162,6 +163,7 @@ fn complaints_name_the_argument_and_the_remedy() {
         ("bench -b 2K -e 1K", &["-b", "above the largest"]),
         ("bench all-gather --device cuda", &["--device", "cuda"]),
         ("bench --graph", &["--graph", "--device cuda"]),
+        ("tune --transport verbs", &["--transport", "shm or tcp"]),
         ("bench --transport verbs", &["--transport", "shm or tcp"]),
         ("bench --protocol bulk", &["--protocol", "host memory"]),
         ("bench --peer nccl", &["--peer", "gloo or openmpi"]),
@@ -195,6 +197,36 @@ fn every_collective_is_measured_and_right() {
             assert_eq!(rows, 3, "{line}\n{text}");
         }
     }
+}
+
+/// Every element right where there is a GPU, and elsewhere a word on what is missing.
+#[test]
+fn gpus_are_measured_where_there_are_some() {
+    let devices = Driver::open().and_then(|driver| Device::count(&driver)).unwrap_or(0);
+    let line = "bench --device cuda -b 8 -e 4M -f 64 -n 3";
+    if devices == 0 {
+        let complaint = refused(line);
+        assert!(complaint.contains("--device: cuda needs a GPU"), "{complaint}");
+        return;
+    }
+    for line in [line.to_owned(), format!("{line} --graph -d half,bfloat16 -o avg")] {
+        let text = succeeds(&line);
+        assert!(text.contains("Out of bounds values : 0 OK"), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn tuning_prints_variables_that_the_library_reads() {
+    let text = succeeds("tune --rounds 1");
+    let variables: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let [variable] = variables[..] else { panic!("{text}") };
+    let (name, value) = variable.split_once('=').expect(variable);
+    assert_eq!(name, "RCCL_ONESHOT_BYTES");
+    let output = program("bench -b 1K -e 1K -n 1 --transport shm").env(name, value).output();
+    assert!(output.expect("the program starts").status.success(), "{variable}");
+    let report: Value = serde_json::from_str(&succeeds("tune --rounds 1 --transport tcp --json")).unwrap();
+    assert!(report["variables"]["RCCL_ONESHOT_BYTES"].is_u64(), "{report}");
+    assert_eq!(report["measured"][0]["points"].as_array().map(Vec::len), Some(11));
 }
 
 #[test]

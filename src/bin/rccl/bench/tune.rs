@@ -237,6 +237,9 @@ fn measure(options: &TuneOptions, settings: &Settings, choice: &Choice) -> Resul
     Ok(Measured { sizes, us, ratios })
 }
 
+/// No call has so many bytes.
+const NEVER: u64 = i64::MAX as u64;
+
 /// A ratio that counts no more than this: beyond, something else disturbed the measurement, or the choice is clear anyway.
 const CLEAR_RATIO: f64 = 1.5;
 
@@ -253,8 +256,7 @@ impl Choice {
     fn value(&self, measured: &Measured) -> u64 {
         let count = change(&measured.ratios);
         match (self.names_first, count) {
-            // Never, as far as was measured.
-            (true, count) => measured.sizes.get(count).copied().unwrap_or(u64::MAX),
+            (true, count) => measured.sizes.get(count).copied().unwrap_or(NEVER),
             (false, 0) => 0,
             (false, count) => measured.sizes[count - 1],
         }
@@ -322,7 +324,7 @@ mod tests {
         // "At most so many bytes" and "at least so many bytes".
         assert_eq!([&host, &ll, &bulk].map(|choice| choice.value(&middle)), [2048, 2048, 4096]);
         let never = measured(&[[1.0, 2.0], [2.0, 3.0]]);
-        assert_eq!([&ll, &bulk].map(|choice| choice.value(&never)), [2048, u64::MAX]);
+        assert_eq!([&ll, &bulk].map(|choice| choice.value(&never)), [2048, NEVER]);
         let always = measured(&[[2.0, 1.0]]);
         assert_eq!([&ll, &bulk].map(|choice| choice.value(&always)), [0, 1024]);
     }

@@ -60,6 +60,7 @@ fn gpu(lanes: u32) -> Gpu {
         numa_node: None,
         bridges: Vec::new(),
         boot_display: false,
+        nvlinks: None,
     }
 }
 

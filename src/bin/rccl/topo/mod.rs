@@ -49,7 +49,11 @@ impl Machine {
     /// The same, and what the driver knows of the way between its GPUs.
     fn with_driver() -> Self {
         let mut machine = Self::here();
-        machine.gpu_pairs = pairs::pairs(&machine.gpus, &pairs::Known::ask(&machine.gpus));
+        let known = pairs::Known::ask(&machine.gpus);
+        machine.gpu_pairs = pairs::pairs(&machine.gpus, &known);
+        for gpu in &mut machine.gpus {
+            gpu.nvlinks = known.links.get(&gpu.address).map(|links| links.len() as u32);
+        }
         machine
     }
 

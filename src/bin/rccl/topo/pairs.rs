@@ -45,7 +45,7 @@ impl Pair {
 impl Known {
     /// Asks the driver; nothing is known without one.
     pub(crate) fn ask(gpus: &[Gpu]) -> Self {
-        if gpus.len() < 2 {
+        if gpus.is_empty() {
             return Self::default();
         }
         let Some(nvml) = Nvml::load() else { return Self::default() };
@@ -141,6 +141,7 @@ mod tests {
             numa_node: None,
             bridges: vec![bus.to_owned()],
             boot_display: false,
+            nvlinks: None,
         }
     }
 

@@ -25,6 +25,8 @@ pub(crate) struct Gpu {
     pub(crate) bridges: Vec<String>,
     /// Whether the machine's console is on it.
     pub(crate) boot_display: bool,
+    /// Active NVLinks, where the driver was asked.
+    pub(crate) nvlinks: Option<u32>,
 }
 
 /// The speed and width of a PCI Express link.
@@ -83,6 +85,7 @@ fn gpu(tree: &Tree, address: String) -> Gpu {
         numa_node: numa_node(tree, &directory),
         bridges: tree.resolved(&directory).map(|path| bridges(&path)).unwrap_or_default(),
         boot_display: tree.number::<u32>(&format!("{directory}/boot_vga")) == Some(1),
+        nvlinks: None,
         device,
         address,
     }
@@ -208,6 +211,7 @@ mod tests {
             numa_node,
             bridges: bridges(path),
             boot_display: false,
+            nvlinks: None,
         };
         let a = gpu("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0", Some(0));
         let b = gpu("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:10.0/0000:04:00.0", Some(0));

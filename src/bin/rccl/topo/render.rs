@@ -156,8 +156,17 @@ fn gpus(machine: &Machine) -> String {
     if machine.gpus.is_empty() {
         return "none on the PCI bus".to_owned();
     }
-    let mut list =
-        output::table(&["", "PCI", "device", "driver", "link now", "link at best", "GB/s", "NUMA"]);
+    let mut list = output::table(&[
+        "",
+        "PCI",
+        "device",
+        "driver",
+        "link now",
+        "link at best",
+        "GB/s",
+        "NVLinks",
+        "NUMA",
+    ]);
     for (index, gpu) in machine.gpus.iter().enumerate() {
         list.add_row([
             format!("GPU{index}"),
@@ -167,6 +176,7 @@ fn gpus(machine: &Machine) -> String {
             or_dash(gpu.link),
             or_dash(gpu.link_max),
             or_dash(gpu.link_max.map(|link| format!("{:.1}", link.gigabytes()))),
+            or_dash(gpu.nvlinks),
             or_dash(gpu.numa_node),
         ]);
     }
