@@ -274,7 +274,7 @@ fn setups(
             Team::Nccl { path } => Library::Nccl { path: path.clone() },
         },
     });
-    let together = matches!(team, Team::Ours) && settings.gpus.is_some_and(|gpus| gpus.shared);
+    let together = matches!(team, Team::Ours) && settings.gpus.is_some_and(|gpus| gpus.together);
     let local_ranks = if together { settings.ranks } else { 1 };
     let all = Setup {
         first_rank: 0,
@@ -292,11 +292,11 @@ fn setups(
 
 /// What each process finds in its environment besides what it inherits.
 fn variables(settings: &Settings, team: &Team, setup: &Setup) -> Vec<(String, String)> {
-    let shared = settings.gpus.is_some_and(|gpus| gpus.shared);
+    let (shared, together) = settings.gpus.map_or((false, false), |gpus| (gpus.shared, gpus.together));
     let text = |key: &str, value: String| (key.to_owned(), value);
     match team {
         // Streams that share a queue of the device wait for each other: as many queues as there can be.
-        Team::Ours if shared && env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() => {
+        Team::Ours if together && env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() => {
             vec![text("CUDA_DEVICE_MAX_CONNECTIONS", "32".to_owned())]
         }
         Team::Ours => Vec::new(),

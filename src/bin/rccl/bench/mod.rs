@@ -134,15 +134,7 @@ impl Campaign<'_> {
         );
         self.table.line(&format!("# {collective}, {ranks} ranks, {way}, algorithm {algorithm}"))?;
         if let Some(gpus) = self.settings.gpus {
-            let gpu::Gpus { shared, devices, .. } = gpus;
-            self.table.line(&if shared {
-                format!(
-                    "# {ranks} ranks share {devices} GPU(s), as threads of one process (RCCL_ALLOW_SHARED_GPU=1): that shows \
-                     results, not what separate GPUs take"
-                )
-            } else {
-                format!("# one process a rank, each with a GPU of its own ({ranks} of {devices})")
-            })?;
+            self.table.line(&format!("# {}", gpus.seating(ranks)))?;
         }
         self.table.line(&format!("# {}", workers.describe))?;
         self.table.line(&format!("# {rounds} round(s); times are the slowest rank's"))?;
@@ -175,7 +167,7 @@ impl Campaign<'_> {
                 bytes: row.bytes,
                 in_place: point.in_place,
                 ranks: spec.ranks,
-                processes: if gpus.is_some_and(|gpus| gpus.shared) { 1 } else { spec.ranks },
+                processes: if gpus.is_some_and(|gpus| gpus.together) { 1 } else { spec.ranks },
                 algorithm: self.settings.algorithm.map_or("auto", |it| it.name()).to_owned(),
                 protocol: self.options.protocol.name().to_owned(),
                 path: if transport == "tcp" { "net" } else { "host" }.to_owned(),

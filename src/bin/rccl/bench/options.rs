@@ -66,6 +66,9 @@ pub(crate) struct Options {
     /// Where the buffers lie. On GPUs: one process each; where ranks share GPUs, threads of one process
     #[arg(long, value_enum, default_value_t = Device::Host, help_heading = "What is done")]
     pub(super) device: Device,
+    /// Start a process a rank even where ranks share GPUs: their work then takes turns, milliseconds a call
+    #[arg(long, help_heading = "What is done")]
+    pub(super) separate: bool,
     /// Capture operations on GPUs in graphs of up to 20, and launch those
     #[arg(long, help_heading = "What is done")]
     pub(super) graph: bool,

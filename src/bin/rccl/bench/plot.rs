@@ -42,7 +42,8 @@ fn series(records: &[Record]) -> Vec<Series> {
         None => all.push(Series { name, dashes, points: vec![(bytes, busbw)] }),
     };
     for record in records.iter().filter(|record| record.bytes > 0) {
-        let Record { transport, dtype, op, bytes, .. } = record;
+        let Record { dtype, op, bytes, .. } = record;
+        let transport = if record.what.starts_with("gpu") { "gpu" } else { &record.transport };
         let place = if record.in_place { "in place" } else { "out of place" };
         let name = format!("{transport} {dtype} {op}");
         add(format!("{name}, {place}"), "none", *bytes, record.ours_busbw);

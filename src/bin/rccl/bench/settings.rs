@@ -92,6 +92,12 @@ impl Options {
     }
 
     fn check_host(&self) -> Result<()> {
+        if self.separate {
+            return Err(Error::usage(
+                "--separate",
+                "host ranks are processes of their own; add --device cuda",
+            ));
+        }
         if self.graph {
             return Err(Error::usage("--graph", "graphs hold work of GPUs; add --device cuda"));
         }
@@ -286,7 +292,9 @@ mod tests {
         let gpus = |line: &str| settings(line).expect(line).gpus.expect(line);
         let plain = gpus("--device cuda");
         assert_eq!((plain.devices, plain.shared, plain.protocol, plain.graph), (2, false, None, false));
-        assert!(gpus("--device cuda --ranks 4 --graph").shared);
+        let shared = gpus("--device cuda --ranks 4 --graph");
+        assert!(shared.shared && shared.together && shared.graph);
+        assert!(!gpus("--device cuda --ranks 4 --separate").together);
         assert_eq!(settings("--device cuda").unwrap().ranks, 2);
         assert_eq!(settings("--device cuda").unwrap().transports, [Transport::Auto]);
         for (line, protocol) in [
@@ -311,6 +319,7 @@ mod tests {
             ("--device cuda --algorithm ring", "not ring"),
             ("--device cuda --algorithm relay --protocol bulk", "oneshot only"),
             ("--device cuda --ranks 17", "at most 16"),
+            ("--device cuda --ranks 3 --peer nccl --record", "nothing to compare"),
         ] {
             let message = refusal(line);
             assert!(message.contains(hint), "{line}: {message}");

@@ -141,13 +141,9 @@ fn head(machine: &str, settings: &Settings) -> String {
     let &Settings { ranks, rounds, ref transports, .. } = settings;
     let place = match settings.gpus {
         None => format!("host memory, transport {}", transports[0].name()),
-        Some(Gpus { shared: false, .. }) => "GPU memory, a GPU each".to_owned(),
-        Some(Gpus { devices, .. }) => format!(
-            "{devices} GPU(s) shared by all ranks, as threads of one process: \
-             that says nothing of ranks with a GPU each"
-        ),
+        Some(gpus) => format!("GPU memory; {}", gpus.seating(ranks)),
     };
-    format!("# {machine}\n# {ranks} ranks, {place}; medians of {rounds} rounds, in turns")
+    format!("# {machine}\n# {ranks} ranks, {place}\n# medians of {rounds} rounds, in turns")
 }
 
 impl TuneOptions {

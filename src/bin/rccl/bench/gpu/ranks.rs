@@ -205,7 +205,7 @@ impl Rank {
                 if let Some(protocol) = protocol {
                     options.protocol = Some(protocol.parse()?);
                 }
-                options.allow_shared_gpu |= shared;
+                options.allow_shared_gpu |= setup.ranks > gpu.devices;
                 let cuda: CudaCommunicator = communicator.cuda(ordinal, &options)?;
                 let describe = cuda.describe().to_string();
                 (Box::new(cuda), Introduction { describe, version: None })

@@ -11,8 +11,10 @@ use crate::error::{Error, Result};
 pub(in super::super) struct Gpus {
     /// Devices of this machine. Rank `r` has device `r` modulo their number.
     pub(in super::super) devices: u32,
-    /// Whether all ranks are threads of one process, since some share a GPU.
+    /// Whether some ranks share a GPU.
     pub(in super::super) shared: bool,
+    /// Whether all ranks are threads of one process: those that share a GPU and did not ask for processes of their own.
+    pub(in super::super) together: bool,
     /// The protocol of all calls; `None` chooses by size.
     pub(in super::super) protocol: Option<CudaProtocol>,
     /// Whether operations are captured in graphs.
@@ -43,13 +45,20 @@ impl Gpus {
                 "gloo and openmpi move host memory; on GPUs compare with nccl",
             ));
         }
+        let plain = Self::of_ranks(devices, ranks)?;
+        if plain.shared && options.record && options.peer.is_some() {
+            let reason =
+                format!("{ranks} ranks share {devices} GPU(s): there is nothing to compare, nor to keep");
+            return Err(Error::usage("--record", reason));
+        }
         let protocol = match options.protocol {
             Protocol::Auto => None,
             named => Some(named.name().parse()?),
         };
         let library = CudaOptions { protocol, algorithm: options.algorithm.0, ..CudaOptions::default() };
         library.check().map_err(|error| Error::usage("--algorithm", error.to_string()))?;
-        Ok(Self { protocol, graph: options.graph, ..Self::of_ranks(devices, ranks)? })
+        let together = plain.together && !options.separate;
+        Ok(Self { together, protocol, graph: options.graph, ..plain })
     }
 
     /// How so many ranks use so many GPUs, for the rest as the library likes.
@@ -61,7 +70,24 @@ impl Gpus {
             let reason = format!("{ranks} ranks; on GPUs at most {MOST_RANKS} are measured");
             return Err(Error::usage("--ranks", reason));
         }
-        Ok(Self { devices, shared: ranks > devices, protocol: None, graph: false })
+        let shared = ranks > devices;
+        Ok(Self { devices, shared, together: shared, protocol: None, graph: false })
+    }
+
+    /// Who shares what, in words.
+    pub(in super::super) fn seating(self, ranks: u32) -> String {
+        let Self { devices, shared, together, .. } = self;
+        match (shared, together) {
+            (false, _) => format!("one process a rank, each with a GPU of its own ({ranks} of {devices})"),
+            (true, true) => format!(
+                "{ranks} ranks share {devices} GPU(s), as threads of one process (RCCL_ALLOW_SHARED_GPU=1): that shows \
+                 results, not what separate GPUs take"
+            ),
+            (true, false) => format!(
+                "{ranks} ranks share {devices} GPU(s), as processes whose work takes turns (RCCL_ALLOW_SHARED_GPU=1): \
+                 that shows results, and no times"
+            ),
+        }
     }
 
     /// What GPUs can reduce.
