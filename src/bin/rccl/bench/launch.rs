@@ -47,6 +47,8 @@ pub(super) struct Workers {
     pub(super) transport: String,
     /// The version of another library that they measure.
     pub(super) version: Option<String>,
+    /// Milliseconds that making the group took on the slowest rank, where that was timed.
+    created_ms: Option<f64>,
     /// What the GPUs' limit is measured through; the workers inherit it.
     _stations: Option<OwnedFd>,
     /// Serves the group while it forms and lives.
@@ -102,6 +104,7 @@ impl Workers {
             describe: String::new(),
             transport: String::new(),
             version: None,
+            created_ms: None,
             _stations: None,
             _root: root,
         };
@@ -114,11 +117,17 @@ impl Workers {
         }
         group._stations = stations;
         let hellos: Vec<Hello> = group.collect("join the group")?;
+        group.created_ms = hellos.iter().filter_map(|hello| hello.created_ms).reduce(f64::max);
         if let Some(hello) = hellos.into_iter().next() {
             (group.describe, group.transport) = (hello.describe, hello.transport);
             group.version = hello.version;
         }
         Ok(group)
+    }
+
+    /// How long making the group took, in words; nothing where that was not timed.
+    pub(super) fn created(&self) -> String {
+        self.created_ms.map_or_else(String::new, |ms| format!(", created in {ms:.0} ms"))
     }
 
     /// Asks all workers to do the same, and waits for their answers, in rank order.

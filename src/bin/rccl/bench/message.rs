@@ -122,6 +122,8 @@ pub(super) struct Hello {
     pub(super) transport: String,
     /// The version of another library that is measured.
     pub(super) version: Option<String>,
+    /// Milliseconds that making the group took, where that was timed.
+    pub(super) created_ms: Option<f64>,
 }
 
 /// What a worker measured.
@@ -201,8 +203,13 @@ mod tests {
         }
         let failed: Answer<Hello> = serde_json::from_str(r#"{"error": "rank 1 is gone"}"#).unwrap();
         assert_eq!(failed, Answer::Failed { error: "rank 1 is gone".to_owned() });
-        let hello =
-            Hello { rank: 1, describe: "2 ranks".to_owned(), transport: "shm".to_owned(), version: None };
+        let hello = Hello {
+            rank: 1,
+            describe: "2 ranks".to_owned(),
+            transport: "shm".to_owned(),
+            version: None,
+            created_ms: None,
+        };
         let library = Library::Rccl { protocol: Some("ll".to_owned()), stations: 3 };
         let setup = Setup {
             first_rank: 0,

@@ -136,7 +136,7 @@ impl Campaign<'_> {
         if let Some(gpus) = self.settings.gpus {
             self.table.line(&format!("# {}", gpus.seating(ranks)))?;
         }
-        self.table.line(&format!("# {}", workers.describe))?;
+        self.table.line(&format!("# {}{}", workers.describe, workers.created()))?;
         self.table.line(&format!("# {rounds} round(s); times are the slowest rank's"))?;
         if let (Some(peer), Some(name)) = (peer, self.options.peer) {
             self.table.line(&format!("# peer {} {} {}", name.name(), peer.version(), peer.env()))?;

@@ -174,8 +174,13 @@ impl Rank {
         bind(rank, ranks)?;
         let description = communicator.describe();
         let transport = if description.transports.contains(&"tcp") { "tcp" } else { "shm" };
-        let hello =
-            Hello { rank, describe: description.to_string(), transport: transport.to_owned(), version: None };
+        let hello = Hello {
+            rank,
+            describe: description.to_string(),
+            transport: transport.to_owned(),
+            version: None,
+            created_ms: None,
+        };
         let rank = Self {
             communicator,
             group: Group::new(ranks, rank)?,

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use rccl::cuda::CudaCommunicator;
+use rccl::{Communicator, cuda::CudaCommunicator};
 use rccl_core::{DataType, ReduceOp};
 use rccl_transport::cuda::{
     Attribute, DeviceMemory, Event, Graph, HostRegistration, PrimaryContext, Stream, Until, WordOperation,
@@ -56,16 +56,24 @@ pub(crate) trait Reducer: Send {
     fn check(&self) -> Result<()>;
 }
 
-impl Reducer for CudaCommunicator {
+/// A rank of a group of this library.
+pub(crate) struct Ours {
+    pub(crate) cuda: CudaCommunicator,
+    pub(crate) _host: Communicator,
+    /// Serves the group, on the rank that the others met.
+    pub(crate) _root: Option<rccl::Root>,
+}
+
+impl Reducer for Ours {
     unsafe fn enqueue(&self, work: &Work, input: u64, output: u64, stream: &Stream) -> Result<()> {
+        let &Work { count, data_type, op, .. } = work;
         // SAFETY: passed on to the caller; the stream's context is the device's primary one by its type.
-        let enqueued =
-            unsafe { self.all_reduce(input, output, work.count, work.data_type, work.op, stream.raw().0) };
+        let enqueued = unsafe { self.cuda.all_reduce(input, output, count, data_type, op, stream.raw().0) };
         Ok(enqueued?)
     }
 
     fn check(&self) -> Result<()> {
-        self.async_error().map_or(Ok(()), |error| Err(error.into()))
+        self.cuda.async_error().map_or(Ok(()), |error| Err(error.into()))
     }
 }
 
@@ -205,6 +213,12 @@ impl Desk {
     /// [`Error::Processes`] if that takes longer than `limit`, or the device failed.
     pub(crate) fn wait(&self, limit: Duration) -> Result<()> {
         self.streams().try_for_each(|stream| stream.wait(limit).map_err(device_error))
+    }
+
+    /// Waits until all work of collectives is done, in the driver, as applications do: without asking again and again, which
+    /// would stand in the way of a library whose threads talk to the driver meanwhile, and without a limit.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.inner.stream.synchronize().map_err(device_error)
     }
 
     fn streams(&self) -> impl Iterator<Item = &Stream> {

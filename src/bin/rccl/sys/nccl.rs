@@ -25,7 +25,7 @@ const IN_PROGRESS: Code = 7;
 pub(crate) struct UniqueId(pub(crate) [u8; ID_BYTES]);
 
 /// Bytes of a [`UniqueId`].
-pub(crate) const ID_BYTES: usize = 128;
+const ID_BYTES: usize = 128;
 
 struct Functions {
     get_version: unsafe extern "C" fn(*mut c_int) -> Code,

@@ -1,5 +1,6 @@
 //! Collectives on buffers in GPU memory.
 
+mod join;
 mod limit;
 mod ranks;
 mod settings;

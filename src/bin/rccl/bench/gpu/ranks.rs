@@ -6,24 +6,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rccl::{
-    Communicator,
-    cuda::{CudaCommunicator, CudaOptions},
-};
+use rccl::Communicator;
 use rccl_core::{Group, ReduceOp, Request};
-use rccl_transport::cuda::{Device, Driver, PrimaryContext};
 
-use super::super::{
-    data::{Data, Values},
-    message::{Command, GpuSetup, Hello, Job, Library, Measured, Relay, Setup},
-    worker::{POISON, length, processor_seconds},
+use super::{
+    super::{
+        data::{Data, Values},
+        message::{Command, GpuSetup, Hello, Job, Library, Measured, Relay, Setup},
+        worker::{POISON, length, processor_seconds},
+    },
+    join::Introduction,
 };
 use crate::{
     error::{Error, Result},
-    sys::{
-        gpu::{Buffer, Captured, Desk, Reducer, Stations, Work, device_error},
-        nccl::{ID_BYTES, Nccl, UniqueId},
-    },
+    sys::gpu::{Buffer, Captured, Desk, Reducer, Stations, Work, device_error},
 };
 
 /// Operations of a graph at most.
@@ -38,35 +34,27 @@ const BLOCK_BYTES: usize = 32 << 20;
 /// Bytes worth a thread's start.
 const THREAD_BYTES: usize = 256 << 10;
 
-/// The most threads that make and check a rank's data.
-const MOST_THREADS: usize = 16;
-
 /// The ranks of this process.
 pub(in super::super) struct Ranks {
-    /// Goes last of what devices use: the desks wait.
+    /// The first to go: their desks wait for all work, that on the stations too.
     ranks: Vec<Rank>,
     stations: Option<Stations>,
     /// The descriptor that the launcher left open for the stations.
     descriptor: Option<i32>,
 }
 
-struct Rank {
+/// A rank, its buffers, and what reduces them.
+pub(super) struct Rank {
     // The first to go, since it waits for the work of the others.
-    desk: Desk,
-    reducer: Box<dyn Reducer>,
-    communicator: Communicator,
-    group: Group,
-    values: fn(&Request, u32) -> Values,
+    pub(super) desk: Desk,
+    pub(super) reducer: Box<dyn Reducer>,
+    pub(super) communicator: Communicator,
+    pub(super) group: Group,
+    pub(super) values: fn(&Request, u32) -> Values,
     /// Whether other ranks live in this process.
-    shared: bool,
-    limit: Duration,
-    threads: usize,
-}
-
-/// What a new rank says of itself.
-struct Introduction {
-    describe: String,
-    version: Option<String>,
+    pub(super) shared: bool,
+    pub(super) limit: Duration,
+    pub(super) threads: usize,
 }
 
 impl Ranks {
@@ -80,6 +68,7 @@ impl Ranks {
         let numbers: Vec<u32> = (setup.first_rank..setup.first_rank + setup.local_ranks).collect();
         let joined = together(numbers, |number| Rank::join(setup, gpu, id, options, number))?;
         let (ranks, introductions): (Vec<Rank>, Vec<Introduction>) = joined.into_iter().unzip();
+        let created_ms = introductions.iter().map(|it| it.created_ms).fold(0.0, f64::max);
         let first = introductions.into_iter().next().expect("a worker has a rank");
         let descriptor = match gpu.library {
             Library::Rccl { stations, .. } => Some(stations),
@@ -90,6 +79,7 @@ impl Ranks {
             describe: first.describe,
             transport: "shm".to_owned(),
             version: first.version,
+            created_ms: Some(created_ms),
         };
         Ok((Self { ranks, stations: None, descriptor }, hello))
     }
@@ -185,51 +175,6 @@ fn combined(all: Vec<Measured>) -> Measured {
 }
 
 impl Rank {
-    fn join(
-        setup: &Setup,
-        gpu: &GpuSetup,
-        id: &rccl::UniqueId,
-        options: &rccl::Options,
-        number: u32,
-    ) -> Result<(Self, Introduction)> {
-        let communicator = Communicator::create(id, number, setup.ranks, options)?;
-        let driver = Driver::open().map_err(device_error)?;
-        let ordinal = number % gpu.devices;
-        let device = Device::by_ordinal(&driver, ordinal).map_err(device_error)?;
-        let context = device.primary_context().map_err(device_error)?;
-        let shared = setup.local_ranks > 1;
-        let (reducer, introduction): (Box<dyn Reducer>, _) = match &gpu.library {
-            Library::Rccl { protocol, .. } => {
-                let mut options =
-                    CudaOptions { init_timeout: options.init_timeout, ..CudaOptions::from_env()? };
-                if let Some(protocol) = protocol {
-                    options.protocol = Some(protocol.parse()?);
-                }
-                options.allow_shared_gpu |= setup.ranks > gpu.devices;
-                let cuda: CudaCommunicator = communicator.cuda(ordinal, &options)?;
-                let describe = cuda.describe().to_string();
-                (Box::new(cuda), Introduction { describe, version: None })
-            }
-            Library::Nccl { path } => nccl(path, &communicator, &context)?,
-        };
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let rank = Self {
-            desk: Desk::new(&context)?,
-            reducer,
-            group: Group::new(setup.ranks, number)?,
-            communicator,
-            values: match gpu.library {
-                Library::Rccl { .. } => |_, _| Values::Any,
-                // NCCL promises no order of addition.
-                Library::Nccl { .. } => exact,
-            },
-            shared,
-            limit: Duration::from_secs(setup.timeout_s),
-            threads: (cores / setup.ranks as usize).clamp(1, MOST_THREADS),
-        };
-        Ok((rank, introduction))
-    }
-
     fn measure(&mut self, job: &Job) -> Result<Measured> {
         let request = job.request(self.group)?;
         let op = request.op.unwrap_or(ReduceOp::Sum);
@@ -256,7 +201,7 @@ impl Rank {
         let start = self.desk.mark()?;
         let operations = many.run(job.iterations, job.blocking)?;
         let end = self.desk.mark()?;
-        self.desk.wait(self.limit)?;
+        self.finish()?;
         let (elapsed, cpu_s) = (clock.elapsed(), processor_seconds() - cpu);
         let device = end.elapsed_since(&start).map_err(device_error)?;
 
@@ -277,6 +222,12 @@ impl Rank {
         // The processor's part is given for the operations that were asked for.
         let cpu_s = cpu_s * f64::from(job.iterations) / f64::from(operations.max(1));
         Ok(Measured { us: us(elapsed), device_us: Some(us(device)), samples_us, cpu_s, wrong })
+    }
+
+    /// Waits for what is being timed. Where other ranks of this process must go on enqueuing meanwhile, by asking; else in the
+    /// driver, where the launcher's deadline ends what does not end.
+    fn finish(&self) -> Result<()> {
+        if self.shared { self.desk.wait(self.limit) } else { self.desk.synchronize() }
     }
 
     fn data(&self, request: &Request, seed: u64) -> Data {
@@ -337,29 +288,6 @@ impl Rank {
     }
 }
 
-/// Values whose sums and averages are exact in every order.
-fn exact(request: &Request, ranks: u32) -> Values {
-    Values::Multiples(if request.op == Some(ReduceOp::Avg) { ranks } else { 1 })
-}
-
-/// Takes a rank's place in a group of NCCL's. The ranks meet by their host communicator.
-fn nccl(
-    path: &str,
-    communicator: &Communicator,
-    context: &PrimaryContext,
-) -> Result<(Box<dyn Reducer>, Introduction)> {
-    let nccl = Nccl::load(path.as_ref())?;
-    let (rank, ranks) = (communicator.rank(), communicator.size());
-    let own = if rank == 0 { nccl.unique_id()?.0 } else { [0; ID_BYTES] };
-    let mut ids = vec![0; ID_BYTES * ranks as usize];
-    communicator.all_gather(&own, &mut ids)?;
-    let first = ids.first_chunk().copied().expect("a group has a rank");
-    let joined = nccl.join(context, UniqueId(first), rank, ranks)?;
-    let introduction =
-        Introduction { describe: format!("loaded from {}", nccl.path()), version: Some(nccl.version()?) };
-    Ok((Box::new(joined), introduction))
-}
-
 /// How operations are enqueued: one by one, or by launching a graph.
 struct Runner<'a> {
     rank: &'a Rank,
@@ -377,7 +305,7 @@ impl<'a> Runner<'a> {
 
     /// Enqueues at least `operations`, and says how many; waits for each where `blocking`.
     fn run(&self, operations: u32, blocking: bool) -> Result<u32> {
-        let Rank { desk, reducer, shared, limit, .. } = self.rank;
+        let Rank { desk, reducer, shared, .. } = self.rank;
         let each = self.graph.as_ref().map_or(1, |(operations, _)| *operations);
         let launches = operations.div_ceil(each);
         for launch in 1..=launches {
@@ -386,7 +314,7 @@ impl<'a> Runner<'a> {
                 None => desk.enqueue(&**reducer, &self.work)?,
             }
             if blocking || *shared && (launch * each).is_multiple_of(SHARED_AHEAD.max(each)) {
-                desk.wait(*limit)?;
+                self.rank.finish()?;
             }
         }
         Ok(launches * each)

@@ -35,7 +35,7 @@ impl Group {
         let team = Team::Nccl { path: path.display().to_string() };
         let workers = Workers::start(settings, Transport::Auto, &team)?;
         let shared = settings.gpus.is_some_and(|gpus| gpus.shared);
-        let mut note = format!("nccl: {}", workers.describe);
+        let mut note = format!("nccl: {}{}", workers.describe, workers.created());
         if shared {
             note += "; ranks share GPUs, so each claims a host of its own and NCCL goes through its network transport: \
                      that shows that it works, and is no comparison";
