@@ -19,6 +19,7 @@ fn rccl(test: &str, flags: &[&str], line: &str) -> Output {
         "-DWITHOUT_BATCH",
         "-DcuStreamWaitValue32_v2=fake_wait_once",
         "-DcuModuleGetFunction=fake_get_function",
+        "-DcuLaunchKernel=fake_launch",
         more.to_str().expect("a path of text"),
     ];
     let (library, _folder) = fake::compile(test, &[&renamed, flags].concat());

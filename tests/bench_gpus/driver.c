@@ -4,6 +4,7 @@
  */
 #undef cuStreamWaitValue32_v2
 #undef cuModuleGetFunction
+#undef cuLaunchKernel
 #include <sched.h>
 #include <stdint.h>
 #include <string.h>
