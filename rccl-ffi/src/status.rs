@@ -116,6 +116,8 @@ impl From<&rccl::Error> for Status {
             Error::PeerFailed { .. } => Self::PeerFailed,
             Error::Mismatch { .. } | Error::Options { .. } => Self::Mismatch,
             Error::Forked => Self::Forked,
+            // A panic on another thread, whose message is on the standard error too.
+            Error::Abandoned => Self::Panic,
             _ => Self::System,
         }
     }
