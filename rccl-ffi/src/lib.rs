@@ -3,6 +3,8 @@
 //! Every exported function runs its body in [`boundary::guard`], answers with a code of [`Status`] or with a pointer that is NULL on
 //! failure, and is declared in `include/rccl_ffi.h`, which `cargo xtask header` generates.
 //!
+//! Besides, it is a network plugin of NCCL: [`net`] has the tables that NCCL looks up.
+//!
 //! The library is never called `librccl.so` and its header never `rccl.h`: those are AMD's.
 
 pub mod boundary;
@@ -10,6 +12,8 @@ mod communicator;
 mod cuda;
 mod last_error;
 mod names;
+/// cbindgen:ignore
+pub mod net;
 mod status;
 mod version;
 

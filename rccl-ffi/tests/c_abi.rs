@@ -87,6 +87,10 @@ fn only_our_names_are_exported() {
     let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library()));
     let names: Vec<_> = symbols.lines().filter_map(|l| l.split_whitespace().last()).collect();
     assert!(names.contains(&"rccl_version") && names.contains(&"rccl_status_text"), "{names:?}");
+    for version in 5..=12 {
+        let table = format!("ncclNetPlugin_v{version}");
+        assert!(names.contains(&&*table), "{table} is missing");
+    }
     let foreign: Vec<_> =
         names.iter().filter(|n| !EXPORT_PREFIXES.iter().any(|p| n.starts_with(p))).collect();
     assert!(foreign.is_empty(), "exported: {foreign:?}");

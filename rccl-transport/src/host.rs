@@ -28,6 +28,20 @@ impl HostId {
         }
     }
 
+    /// The identity of the machine: as [`HostId::this`], but `NCCL_HOSTID` does not count. That variable tells NCCL which
+    /// ranks it shall take to be on other machines, and says nothing of where memory can be shared.
+    ///
+    /// # Errors
+    /// As [`HostId::this`].
+    pub fn machine() -> Result<Self> {
+        let own =
+            |variable: &str| (variable == HOSTID_VARIABLE).then(|| std::env::var_os(variable)).flatten();
+        match Self::overridden(own)? {
+            Some(id) => Ok(id),
+            None => Self::detected(),
+        }
+    }
+
     /// The identity that stands for `text`, as the variables give it.
     #[must_use]
     pub fn from_text(text: &str) -> Self {

@@ -194,6 +194,32 @@ impl Choice {
         self.among(&interfaces()?)
     }
 
+    /// The interfaces that may be used, with only the addresses that may be, the preferred ones first: those of adapters,
+    /// or where there are none those of the next best kind. The loopback interface counts only where it is named or all
+    /// there is.
+    ///
+    /// # Errors
+    /// As [`Choice::addresses`].
+    pub fn interfaces(&self) -> Result<Vec<Interface>> {
+        self.best_among(&interfaces()?)
+    }
+
+    fn best_among(&self, interfaces: &[Interface]) -> Result<Vec<Interface>> {
+        let mut usable: Vec<Interface> = interfaces.iter().filter(|it| self.allows(it)).cloned().collect();
+        for interface in &mut usable {
+            interface.addresses.retain(|address| self.allows_family(address));
+            interface.addresses.sort_by_key(|address| (is_link_local(&address.ip()), *address));
+        }
+        usable.retain(|interface| !interface.addresses.is_empty());
+        usable.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
+        let Some(best) = usable.first().map(|it| it.kind) else { return Err(self.nothing_left(interfaces)) };
+        // Who names interfaces to use means each of them.
+        if self.names.as_ref().is_none_or(|names| names.avoid) {
+            usable.retain(|interface| interface.kind == best);
+        }
+        Ok(usable)
+    }
+
     fn among(&self, interfaces: &[Interface]) -> Result<Vec<SocketAddr>> {
         let mut chosen = Vec::new();
         for interface in interfaces.iter().filter(|interface| self.allows(interface)) {

@@ -4,6 +4,7 @@ use std::{
     io::{self, Read},
     os::unix::net::UnixStream,
     sync::Arc,
+    time::Duration,
 };
 
 use rustix::{
@@ -21,7 +22,6 @@ use crate::{
     channel::{Connecting, SendChannel},
     deadline::Deadline,
     ends::Sending,
-    reception::PATIENCE,
     secret::random_bytes,
     sys::{passing::pass, shared},
 };
@@ -54,9 +54,9 @@ enum Stage {
 }
 
 impl Dialing {
-    pub(super) fn new(name: [u8; NAME_BYTES], secret: &Secret) -> Result<Self> {
+    pub(super) fn new(name: [u8; NAME_BYTES], secret: &Secret, patience: Duration) -> Result<Self> {
         let (name, secret) = (socket_name(name), secret.clone());
-        Ok(Self { name, secret, deadline: Deadline::after(PATIENCE), stage: Stage::Unconnected })
+        Ok(Self { name, secret, deadline: Deadline::after(patience), stage: Stage::Unconnected })
     }
 
     fn lost(&self, cause: impl ToString) -> Error {
@@ -146,7 +146,7 @@ impl Connecting for Dialing {
         }
         if self.deadline.is_over() && !matches!(self.stage, Stage::Over) {
             self.stage = Stage::Over;
-            return Err(self.lost(format!("it did not answer within {PATIENCE:?}")));
+            return Err(self.lost(format!("it did not answer within {:?}", self.deadline.length())));
         }
         Ok(None)
     }

@@ -9,11 +9,12 @@ mod connect;
 mod listen;
 mod ring;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     Error, HostId, Region, Result, Secret,
     channel::{self, Address, Caps, Connecting, Listener, MAX_GROUP, Registration},
+    reception::PATIENCE,
 };
 
 /// Messages that may be outstanding on one channel: what NCCL may have outstanding, 32 groups of 8.
@@ -29,6 +30,7 @@ const MARK: [u8; 2] = *b"M1";
 pub struct Transport {
     host: HostId,
     secret: Secret,
+    patience: Duration,
     caps: Caps,
 }
 
@@ -38,6 +40,12 @@ impl Transport {
     /// # Errors
     /// As [`HostId::this`].
     pub fn new(secret: Secret) -> Result<Self> {
+        Ok(Self::on_host(HostId::this()?, secret))
+    }
+
+    /// A transport between the processes of `host` that know `secret`.
+    #[must_use]
+    pub fn on_host(host: HostId, secret: Secret) -> Self {
         let caps = Caps {
             name: "shm",
             device: "shared memory".into(),
@@ -47,7 +55,14 @@ impl Transport {
             max_message_bytes: 1 << 40,
             needs_registration: false,
         };
-        Ok(Self { host: HostId::this()?, secret, caps })
+        Self { host, secret, patience: PATIENCE, caps }
+    }
+
+    /// Gives connecting this long in all, where the other side may begin to accept late.
+    #[must_use]
+    pub const fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 }
 
@@ -70,7 +85,7 @@ impl channel::Transport for Transport {
                 reason: "the listener is on another host".into(),
             });
         }
-        Ok(Box::new(connect::Dialing::new(name, &self.secret)?))
+        Ok(Box::new(connect::Dialing::new(name, &self.secret, self.patience)?))
     }
 
     fn register(&self, _: &Arc<Region>) -> Result<Registration> {

@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpStream};
 
-use super::{Berth, CONNECT_PATIENCE, DEPTH, ListenerId, listener_secret, prepare, send::Sockets};
+use super::{Berth, DEPTH, ListenerId, Options, listener_secret, prepare, send::Sockets};
 use crate::{
     Error, Hello, Purpose, Result, Secret,
     channel::{Connecting, SendChannel},
@@ -29,18 +29,18 @@ enum Dial {
 }
 
 impl Dialing {
-    /// Starts to connect `sockets` sockets to the listener.
+    /// Starts to connect as many sockets as `options` says to the listener.
     pub(super) fn new(
         listener: ListenerId,
         candidates: &[SocketAddr],
-        sockets: usize,
+        options: &Options,
         secret: &Secret,
     ) -> Result<Self> {
-        let count = u8::try_from(sockets).expect("Options::check bounds it by MAX_SOCKETS");
+        let count = u8::try_from(options.sockets).expect("Options::check bounds it by MAX_SOCKETS");
         let secret = listener_secret(secret, listener);
         let first = Berth { channel: random_bytes()?, index: 0, count };
         let sockets = vec![Dial::start(candidates, &secret, first)?];
-        Ok(Self { secret, first, sockets, deadline: Deadline::after(CONNECT_PATIENCE) })
+        Ok(Self { secret, first, sockets, deadline: Deadline::after(options.patience) })
     }
 
     /// Moves all sockets on; whether they all stand.
@@ -65,7 +65,8 @@ impl Connecting for Dialing {
         }
         if !self.advance()? {
             if self.deadline.is_over() {
-                let cause = format!("it did not answer within {CONNECT_PATIENCE:?} ({:?})", self.sockets);
+                let cause =
+                    format!("it did not answer within {:?} ({:?})", self.deadline.length(), self.sockets);
                 return Err(Error::PeerLost { peer: "the listener".into(), cause });
             }
             return Ok(None);

@@ -60,9 +60,6 @@ const READ_AHEAD_BYTES: usize = 16 << 10;
 /// How often a call goes round all sockets of its channel before it returns, however much there is to do.
 const ROUNDS: usize = 8;
 
-/// How long connecting may take in all.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
-
 /// Seconds without traffic before the kernel asks whether the other host is alive, and between its questions.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
@@ -107,7 +104,7 @@ impl channel::Transport for Transport {
 
     fn connect(&self, address: &Address) -> Result<Box<dyn Connecting>> {
         let (id, candidates) = address::decode(address)?;
-        Ok(Box::new(connect::Dialing::new(id, &candidates, self.options.sockets, &self.secret)?))
+        Ok(Box::new(connect::Dialing::new(id, &candidates, &self.options, &self.secret)?))
     }
 
     fn register(&self, _: &Arc<Region>) -> Result<Registration> {

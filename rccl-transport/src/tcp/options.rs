@@ -1,6 +1,9 @@
 //! What a tcp transport can be told.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
 use super::address;
 use crate::{
@@ -13,6 +16,9 @@ pub const SOCKETS_VARIABLE: &str = "RCCL_TCP_SOCKETS";
 
 /// Sockets of a channel unless told otherwise.
 pub const DEFAULT_SOCKETS: usize = 2;
+
+/// How long connecting may take in all, unless told otherwise.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The most sockets of a channel.
 pub const MAX_SOCKETS: usize = 16;
@@ -28,6 +34,8 @@ pub struct Options {
     pub speed_mbps: u32,
     /// Sockets of each channel made by connecting, 1 to [`MAX_SOCKETS`]. The listening side follows.
     pub sockets: usize,
+    /// How long connecting may take in all. Who accepts late keeps who connects waiting.
+    pub patience: Duration,
 }
 
 impl Options {
@@ -35,7 +43,13 @@ impl Options {
     #[must_use]
     pub fn new(addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
         let addresses = addresses.into_iter().collect();
-        Self { addresses, interface: String::new(), speed_mbps: 0, sockets: DEFAULT_SOCKETS }
+        Self {
+            addresses,
+            interface: String::new(),
+            speed_mbps: 0,
+            sockets: DEFAULT_SOCKETS,
+            patience: CONNECT_PATIENCE,
+        }
     }
 
     /// Listens on 127.0.0.1.
@@ -78,6 +92,13 @@ impl Options {
     #[must_use]
     pub const fn with_sockets(mut self, sockets: usize) -> Self {
         self.sockets = sockets;
+        self
+    }
+
+    /// Gives connecting this long in all.
+    #[must_use]
+    pub const fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
         self
     }
 
