@@ -63,6 +63,11 @@ impl Outbox {
         self.messages.get(self.handed).map(|message| message.handed)
     }
 
+    /// Bytes of the next message that have not been handed out.
+    pub(crate) fn next_remaining(&self) -> usize {
+        self.messages.get(self.handed).map_or(0, |message| message.slice.len() - message.handed)
+    }
+
     /// The next chunk, of at most `most` bytes. A message of no bytes is one chunk of no bytes.
     pub(crate) fn next_chunk(&mut self, most: usize) -> Option<Chunk> {
         let outgoing = self.messages.get_mut(self.handed)?;

@@ -14,7 +14,7 @@ use rustix::{
 
 use super::{
     DEPTH, NAME_BYTES,
-    ring::{Nonce, RING_BYTES, Ring, RingWriter, write_nonce},
+    ring::{ANSWER_BYTES, Nonce, RING_BYTES, Ring, RingWriter, write_nonce},
     socket_name,
 };
 use crate::{
@@ -31,6 +31,7 @@ use crate::{
 pub(super) struct Dialing {
     name: String,
     secret: Secret,
+    lends: bool,
     deadline: Deadline,
     stage: Stage,
 }
@@ -47,16 +48,22 @@ enum Stage {
     Proving {
         socket: UnixStream,
         memory: Arc<Region>,
-        nonce: Nonce,
+        /// On the heap, where the other side tries to read it.
+        nonce: Box<Nonce>,
         said: Vec<u8>,
     },
     Over,
 }
 
 impl Dialing {
-    pub(super) fn new(name: [u8; NAME_BYTES], secret: &Secret, patience: Duration) -> Result<Self> {
+    pub(super) fn new(
+        name: [u8; NAME_BYTES],
+        secret: &Secret,
+        patience: Duration,
+        lends: bool,
+    ) -> Result<Self> {
         let (name, secret) = (socket_name(name), secret.clone());
-        Ok(Self { name, secret, deadline: Deadline::after(patience), stage: Stage::Unconnected })
+        Ok(Self { name, secret, lends, deadline: Deadline::after(patience), stage: Stage::Unconnected })
     }
 
     fn lost(&self, cause: impl ToString) -> Error {
@@ -81,7 +88,7 @@ impl Dialing {
                 Ok(true)
             }
             Stage::Proving { mut socket, memory, nonce, mut said } => {
-                let missing = size_of::<Nonce>() - said.len();
+                let missing = ANSWER_BYTES - said.len();
                 let mut bytes = vec![0; missing];
                 match socket.read(&mut bytes) {
                     Ok(0) => return Err(self.lost("it could not map the memory")),
@@ -115,7 +122,9 @@ impl Dialing {
     fn pass_memory(&self, socket: UnixStream) -> Result<Stage> {
         let (file, memory) = shared::create(RING_BYTES)?;
         let nonce = [u64::from_le_bytes(random_bytes()?), u64::from_le_bytes(random_bytes()?)];
-        write_nonce(&memory, nonce);
+        let nonce = Box::new(nonce);
+        let original = if self.lends { std::ptr::from_ref(&*nonce) as u64 } else { 0 };
+        write_nonce(&memory, *nonce, original);
         pass(&socket, &file).map_err(|errno| self.lost(errno))?;
         Ok(Stage::Proving { socket, memory, nonce, said: Vec::new() })
     }
@@ -123,11 +132,14 @@ impl Dialing {
     /// The channel, if the other side has answered.
     fn finish(&mut self) -> Result<Option<RingWriter>> {
         match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Proving { socket, memory, nonce, said } if said.len() == size_of::<Nonce>() => {
-                if said != nonce.map(u64::to_le_bytes).concat() {
+            Stage::Proving { socket, memory, nonce, said } if said.len() == ANSWER_BYTES => {
+                let (nonce_said, lends) = said.split_at(ANSWER_BYTES - 1);
+                if nonce_said != nonce.map(u64::to_le_bytes).concat() {
                     return Err(self.lost("it maps other memory than this process"));
                 }
-                Ok(Some(RingWriter::new(Ring::new(memory, socket))))
+                // Only that there is a lender counts on this side.
+                let lender = (lends == [1] && self.lends).then_some(0);
+                Ok(Some(RingWriter::new(Ring::new(memory, socket, lender))))
             }
             unfinished => {
                 self.stage = unfinished;

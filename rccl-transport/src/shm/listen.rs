@@ -9,11 +9,11 @@ use std::{
     sync::Arc,
 };
 
-use rustix::io::Errno;
+use rustix::{io::Errno, net::sockopt};
 
 use super::{
     DEPTH, encode,
-    ring::{RING_BYTES, Ring, RingReader, read_nonce},
+    ring::{RING_BYTES, Ring, RingReader, can_borrow, read_nonce},
     socket_name,
 };
 use crate::{
@@ -55,9 +55,9 @@ impl Listening {
         while index < self.guests.len() {
             match receive_memory(&mut self.guests[index].0) {
                 Ok(None) if !self.guests[index].1.is_over() => index += 1,
-                Ok(Some(memory)) => {
+                Ok(Some((memory, lender))) => {
                     let (socket, _) = self.guests.remove(index);
-                    return Some(RingReader::new(Ring::new(memory, socket)));
+                    return Some(RingReader::new(Ring::new(memory, socket, lender)));
                 }
                 outcome => {
                     tracing::debug!(?outcome, "dropped a process that passed no memory");
@@ -90,8 +90,11 @@ impl Listener for Listening {
     }
 }
 
+/// The memory of a ring, and the writer's process if its memory can be read.
+type Found = (Arc<Region>, Option<i32>);
+
 /// Maps the memory that comes over the socket, and answers with the nonce in it.
-fn receive_memory(socket: &mut UnixStream) -> Result<Option<Arc<Region>>> {
+fn receive_memory(socket: &mut UnixStream) -> Result<Option<Found>> {
     let lost = |cause: &dyn ToString| Error::PeerLost {
         peer: "a process of this host".into(),
         cause: cause.to_string(),
@@ -105,6 +108,9 @@ fn receive_memory(socket: &mut UnixStream) -> Result<Option<Arc<Region>>> {
     let memory = shared::open(&file, RING_BYTES)?;
     let [one, two] = read_nonce(&memory).map(u64::to_le_bytes);
     // Nothing has been written on this side of the socket since the hello, so these few bytes fit.
-    socket.write_all(&[one, two].concat()).map_err(|error| lost(&error))?;
-    Ok(Some(memory))
+    let writer = sockopt::socket_peercred(&*socket).map(|it| it.pid.as_raw_nonzero().get());
+    let lender = writer.ok().filter(|&process| can_borrow(&memory, process));
+    let answer = [&one[..], &two, &[u8::from(lender.is_some())]].concat();
+    socket.write_all(&answer).map_err(|error| lost(&error))?;
+    Ok(Some((memory, lender)))
 }

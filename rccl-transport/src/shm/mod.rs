@@ -3,7 +3,8 @@
 //! The sender makes the memory and passes it over a unix socket after the usual hello. It reads back the nonce that it put
 //! there, told by the other side, which proves that both map the same memory. The socket stays open: its end is how each
 //! side learns that the other is gone. Messages of any length go through a bounded ring of slots, copied in and out.
-//! Channels are to be polled; there is nothing to wait on.
+//! Long messages are taken straight out of the sender's memory where the kernel allows that. Channels are to be polled;
+//! there is nothing to wait on.
 
 mod connect;
 mod listen;
@@ -31,6 +32,7 @@ pub struct Transport {
     host: HostId,
     secret: Secret,
     patience: Duration,
+    lends: bool,
     caps: Caps,
 }
 
@@ -55,7 +57,14 @@ impl Transport {
             max_message_bytes: 1 << 40,
             needs_registration: false,
         };
-        Self { host, secret, patience: PATIENCE, caps }
+        Self { host, secret, patience: PATIENCE, lends: true, caps }
+    }
+
+    /// Copies every message through the ring, also where the other side could read this process's memory.
+    #[must_use]
+    pub const fn without_lending(mut self) -> Self {
+        self.lends = false;
+        self
     }
 
     /// Gives connecting this long in all, where the other side may begin to accept late.
@@ -85,7 +94,7 @@ impl channel::Transport for Transport {
                 reason: "the listener is on another host".into(),
             });
         }
-        Ok(Box::new(connect::Dialing::new(name, &self.secret, self.patience)?))
+        Ok(Box::new(connect::Dialing::new(name, &self.secret, self.patience, self.lends)?))
     }
 
     fn register(&self, _: &Arc<Region>) -> Result<Registration> {

@@ -37,7 +37,8 @@ conformance! {
     tcp_v4_one_socket: crate::Subject::tcp(rccl_transport::tcp::Options::loopback().with_sockets(1));
     tcp_v4_four_sockets: crate::Subject::tcp(rccl_transport::tcp::Options::loopback().with_sockets(4));
     tcp_v6: crate::Subject::tcp(rccl_transport::tcp::Options::loopback_v6());
-    shm: crate::Subject::shm();
+    shm: crate::Subject::shm(|transport| transport);
+    shm_without_lending: crate::Subject::shm(rccl_transport::shm::Transport::without_lending);
     sim: crate::Subject::sims(&rccl_transport::sim::Settings::default());
     sim_registered_deep: crate::Subject::sims(&rccl_transport::sim::Settings {
         needs_registration: true,

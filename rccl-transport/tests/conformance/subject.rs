@@ -86,9 +86,9 @@ impl Subject {
     }
 
     /// Shared memory.
-    pub(crate) fn shm() -> Vec<Self> {
+    pub(crate) fn shm(adapt: fn(shm::Transport) -> shm::Transport) -> Vec<Self> {
         let secret = Secret::random().unwrap();
-        let transport = |secret| Arc::new(shm::Transport::new(secret).unwrap());
+        let transport = |secret| Arc::new(adapt(shm::Transport::new(secret).unwrap()));
         let knock = |address: &Address| -> Box<dyn Raw> {
             let name = SocketAddr::from_abstract_name(shm::socket(address).unwrap()).unwrap();
             Box::new(UnixStream::connect_addr(&name).unwrap())
