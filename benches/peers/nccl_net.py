@@ -5,7 +5,8 @@ network between them, also where both are on one GPU. RANK, WORLD_SIZE, STORE (a
 to be told come from the environment.
 
     nccl_net.py check     every collective, DDP against Gloo, destroy and init again; prints "ok" lines
-    nccl_net.py killed    rank 1 dies; rank 0 prints how long it took until torch raised
+    nccl_net.py killed    rank 1 dies; rank 0 prints how long it took until torch raised (TORCH_NCCL_BLOCKING_WAIT=1 must be
+                          set: without it torch ends the process instead of raising)
     nccl_net.py measure   reads "COLLECTIVE BYTES ITERATIONS" lines, prints one JSON object a line
 """
 
@@ -120,8 +121,7 @@ def killed():
     start = time.monotonic()
     threading.Timer(30, lambda: (print("not raised within 30 s", flush=True), os._exit(1))).start()
     try:
-        dist.all_reduce(tensor)
-        torch.cuda.synchronize()
+        dist.all_reduce(tensor, async_op=True).wait()
     except Exception as error:
         first = str(error).strip().splitlines()[0]
         print(f"ok raised after {time.monotonic() - start:.1f} s: {first[:200]}", flush=True)

@@ -1,8 +1,9 @@
 //! Threads that move long messages beside the thread that polls.
 //!
-//! NCCL's progress thread polls all connections of a communicator. Alone it would copy every byte twice over, once into
-//! and once out of the system; a helper takes the sending half of long messages off it. Short messages never wait for a
-//! helper: who posts them sends them. A helper with nothing to do sleeps in poll(2) until it is woken or a socket that is
+//! NCCL's progress thread polls all connections of a communicator. Alone it would copy every byte that is sent and every
+//! byte that is received; a helper takes its share of one half of the long ones: with sockets the sending half, which costs
+//! the system more, with shared memory the receiving half, the only one that copies. Whoever finds a connection free works
+//! on it, the polling thread too, so nothing ever waits for a helper. A helper with nothing to do sleeps in poll(2) until it is woken or a socket that is
 //! full has room again, and is gone some time after the last connection.
 
 use std::{

@@ -107,9 +107,9 @@ pub(super) enum End {
 }
 
 impl Connection {
-    /// A connection over `end`. `name` says over what and to whom.
-    pub(super) fn new(name: String, end: End) -> Arc<Self> {
-        let helped = matches!(end, End::Send(_)) && helpers::wanted();
+    /// A connection over `end`. `name` says over what and to whom; helpers join in where this side `copies`.
+    pub(super) fn new(name: String, end: End, copies: bool) -> Arc<Self> {
+        let helped = copies && helpers::wanted();
         let connection = Arc::new_cyclic(|this| Self {
             name,
             generation: generation(),
@@ -252,8 +252,8 @@ impl Connection {
         let channel = self.channel.try_lock()?;
         Some(match &channel.end {
             End::Send(end) => end.descriptors(),
-            End::Receive(end) => end.descriptors(),
-            End::Closed => Vec::new(),
+            // Who polls a receive looks often enough.
+            End::Receive(_) | End::Closed => Vec::new(),
         })
     }
 
