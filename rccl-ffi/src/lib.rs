@@ -14,6 +14,8 @@ mod last_error;
 mod names;
 /// cbindgen:ignore
 pub mod net;
+#[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64"))]
+mod old_glibc;
 mod status;
 mod version;
 

@@ -1,9 +1,13 @@
-//! Automation of the workspace: `cargo xtask ci`, `header`, `kernels`, `peers`.
+//! Automation of the workspace: `cargo xtask ci`, `header`, `kernels`, `peers`, `install`, `bench-plugin`, `nccl-wheels`.
 
+mod bench_plugin;
 mod ci;
 mod command;
+mod glibc;
 mod header;
+mod install;
 mod kernels;
+mod nccl_wheels;
 mod peers;
 
 use std::{
@@ -40,6 +44,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Build the C library and NCCL plugin, and put them where others find them
+    Install(install::Arguments),
+    /// Measure NCCL with the plugin and without, in turns (needs a GPU and PyTorch)
+    BenchPlugin(bench_plugin::Arguments),
+    /// Let NCCL itself load the plugin, in versions that do so without a GPU (downloads some 800 MB)
+    NcclWheels,
     /// Fetch the libraries that `rccl bench --peer` measures against
     Peers(peers::Arguments),
 }
@@ -51,6 +61,9 @@ fn main() -> ExitCode {
         Task::Header { check: true } => header::check(&root),
         Task::Header { check: false } => header::write(&root),
         Task::Kernels { check } => kernels::run(check),
+        Task::Install(arguments) => install::run(&root, &arguments),
+        Task::BenchPlugin(arguments) => bench_plugin::run(&root, &arguments),
+        Task::NcclWheels => nccl_wheels::run(&root),
         Task::Peers(arguments) => peers::run(&root, &arguments),
     };
     match outcome {

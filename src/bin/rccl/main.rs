@@ -12,7 +12,7 @@ mod topo;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use error::Error;
 
@@ -37,6 +37,11 @@ enum Command {
     Topo(topo::Options),
     Doctor(doctor::Options),
     Tune(bench::TuneOptions),
+    /// Print what a shell needs to complete this command's arguments
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
     #[command(hide = true)]
     BenchWorker(bench::WorkerOptions),
 }
@@ -48,6 +53,7 @@ fn main() -> ExitCode {
         Command::Topo(options) => topo::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Tune(options) => bench::tune(&options),
+        Command::Completions { shell } => completions(shell),
         Command::BenchWorker(options) => bench::run_worker(&options),
     };
     match result {
@@ -59,4 +65,11 @@ fn main() -> ExitCode {
             error.exit_code()
         }
     }
+}
+
+fn completions(shell: clap_complete::Shell) -> error::Result<ExitCode> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "rccl", &mut text);
+    output::line(String::from_utf8_lossy(&text).trim_end())?;
+    Ok(ExitCode::SUCCESS)
 }
