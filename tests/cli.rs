@@ -149,6 +149,14 @@ fn a_variable_that_makes_no_sense_fails_the_doctor() {
 }
 
 #[test]
+fn the_doctor_fails_where_there_is_no_plugin() {
+    let output = rccl("doctor net --plugin /nonexistent/plugin.so");
+    assert_eq!(output.status.code(), Some(1));
+    let said = stdout(&output);
+    assert!(said.contains("FAIL") && said.contains("cargo xtask install"), "{said}");
+}
+
+#[test]
 fn complaints_name_the_argument_and_the_remedy() {
     for (line, hints) in [
         ("plan all-reduc", &["all-reduc", "all-reduce"][..]),

@@ -5,6 +5,7 @@ mod facts;
 mod gpu;
 mod limits;
 mod memory;
+mod net;
 mod network;
 #[cfg(test)]
 mod tests;
@@ -22,13 +23,22 @@ use transports::Transport;
 ///
 /// Exit status: 0 if everything needed works (warnings included), 1 if a check fails.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
+    #[command(subcommand)]
+    part: Option<Part>,
     /// Ranks that shall run on this machine [default: one a GPU, at least 2]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// A part of the machine to look at alone.
+#[derive(Debug, clap::Subcommand)]
+enum Part {
+    Net(net::Options),
 }
 
 /// How bad it is.
@@ -120,6 +130,9 @@ impl Report {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    if let Some(Part::Net(options)) = &options.part {
+        return net::run(options);
+    }
     let report = Report::new(&Facts::gather(options.ranks));
     if options.json {
         output::json(&report)?;
