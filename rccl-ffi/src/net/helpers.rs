@@ -1,16 +1,17 @@
 //! Threads that move long messages beside the thread that polls.
 //!
 //! NCCL's progress thread polls all connections of a communicator. Alone it would copy every byte that is sent and every
-//! byte that is received; a helper takes its share of one half of the long ones: with sockets the sending half, which costs
-//! the system more, with shared memory the receiving half, the only one that copies. Whoever finds a connection free works
-//! on it, the polling thread too, so nothing ever waits for a helper. A helper with nothing to do sleeps in poll(2) until it is woken or a socket that is
+//! byte that is received. So long messages over sockets are sent by helpers, which also receive while they are awake, and the
+//! polling thread has its time for what arrives. Short messages never wait for a helper: who posts them sends them. Over
+//! shared memory nobody helps: there one copy is made, and a helper gained nothing where it was measured. A helper
+//! with nothing to do sleeps in poll(2) until it is woken or a socket that is
 //! full has room again, and is gone some time after the last connection.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -36,6 +37,9 @@ const IDLE_SLEEPS: u32 = 4;
 /// Bytes of a helper's stack; it calls nothing deep.
 const STACK_BYTES: usize = 256 << 10;
 
+/// How many helpers run.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+
 /// The helpers of one process.
 #[derive(Debug)]
 struct Helpers {
@@ -56,6 +60,11 @@ struct Helper {
 /// Whether there are to be helpers.
 pub(super) fn wanted() -> bool {
     settings().is_ok_and(|settings| settings.threads > 0)
+}
+
+/// Whether any helper runs. Where threads cannot be had, who polls does everything.
+pub(super) fn are_running() -> bool {
+    RUNNING.load(Ordering::Relaxed) > 0
 }
 
 /// Lets the helpers look after a connection for as long as it lives.
@@ -145,7 +154,9 @@ impl Helpers {
             return;
         }
         let thread = std::thread::Builder::new().name("rccl-net".into()).stack_size(STACK_BYTES);
+        RUNNING.fetch_add(1, Ordering::Relaxed);
         if let Err(error) = without_signals(|| thread.spawn(move || self.run(helper))) {
+            RUNNING.fetch_sub(1, Ordering::Relaxed);
             helper.running.store(false, Ordering::Release);
             log::warn(&format!("no thread to help with long messages ({error}); they are slower without"));
         }
@@ -189,6 +200,7 @@ impl Helpers {
         let _unchanged = self.connections.lock();
         let leaves = self.changes.load(Ordering::Acquire) == seen;
         if leaves {
+            RUNNING.fetch_sub(1, Ordering::Relaxed);
             helper.running.store(false, Ordering::Release);
         }
         leaves

@@ -15,8 +15,15 @@ const TIMEOUT: &str = "RCCL_NET_TIMEOUT_S";
 
 /// The most helping threads.
 const MAX_THREADS: usize = 16;
-/// Helping threads unless told otherwise: ARCHITECTURE.md has the measurement.
-const DEFAULT_THREADS: usize = 1;
+/// Helping threads unless told otherwise: none where NCCL's own threads have too few cores already.
+fn default_threads() -> usize {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        0..4 => 0,
+        4..8 => 1,
+        _ => 2,
+    }
+}
+
 /// NCCL itself waits for ever. Ranks of large jobs start minutes apart.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 const MAX_TIMEOUT_S: u64 = 24 * 3600;
@@ -64,7 +71,7 @@ impl Settings {
             choice: Choice::from_env()?,
             secret: Secret::from_env()?,
             shm: number(SHM, 0..=1)? != Some(0),
-            threads: number(THREADS, 0..=MAX_THREADS as u64)?.map_or(DEFAULT_THREADS, |n| n as usize),
+            threads: number(THREADS, 0..=MAX_THREADS as u64)?.map_or_else(default_threads, |n| n as usize),
             patience: number(TIMEOUT, 1..=MAX_TIMEOUT_S)?.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
             sockets: options.sockets,
         })
@@ -91,7 +98,7 @@ mod tests {
     #[test]
     fn nonsense_names_its_variable() {
         let plain = Settings::read(|_| None).unwrap();
-        assert!(plain.shm && plain.threads == DEFAULT_THREADS && plain.patience == DEFAULT_TIMEOUT);
+        assert!(plain.shm && plain.threads == default_threads() && plain.patience == DEFAULT_TIMEOUT);
         assert!(!read(SHM, "0").unwrap().shm);
         assert_eq!(read(THREADS, " 3 ").unwrap().threads, 3);
         for (name, value) in [(SHM, "yes"), (THREADS, "17"), (TIMEOUT, "0")] {

@@ -40,7 +40,7 @@ fn every_version_over_shared_memory() {
 
 #[test]
 fn every_version_over_tcp() {
-    alone("suite", &[("RCCL_NET_SHM", "0")]);
+    alone("suite", &[("RCCL_NET_SHM", "0"), ("RCCL_NET_THREADS", "2")]);
 }
 
 #[test]

@@ -77,8 +77,8 @@ impl Dials {
         };
         if let Some((name, end)) = dial.poll()? {
             log::info(&format!("connected {name}"));
-            let copies = matches!(dial.way, Way::Tcp(_));
-            return Ok(Some(Connection::new(name, End::Send(end), copies)));
+            let helped = matches!(dial.way, Way::Tcp(_));
+            return Ok(Some(Connection::new(name, End::Send(end), helped)));
         }
         let number = if number == 0 { self.numbers.fetch_add(1, Ordering::Relaxed) + 1 } else { number };
         handle::set_state(bytes, number);

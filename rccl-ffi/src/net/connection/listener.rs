@@ -73,12 +73,12 @@ impl Listener {
         let mut doors = self.doors.lock();
         let over = |what: &str| format!("from another rank over {what} on {:?}", self.device.name);
         if let Some(end) = doors.tcp.poll_accept()? {
-            return Ok(Some(accepted(over("tcp"), end, false)));
+            return Ok(Some(accepted(over("tcp"), end, true)));
         }
         if let Some(shm) = &mut doors.shm
             && let Some(end) = shm.poll_accept()?
         {
-            return Ok(Some(accepted(over("shm"), end, true)));
+            return Ok(Some(accepted(over("shm"), end, false)));
         }
         let strangers = doors.tcp.strangers() + doors.shm.as_ref().map_or(0, |it| it.strangers());
         if strangers > doors.strangers {
@@ -107,9 +107,9 @@ impl Listener {
     }
 }
 
-fn accepted(name: String, end: Box<dyn channel::RecvChannel>, copies: bool) -> Arc<Connection> {
+fn accepted(name: String, end: Box<dyn channel::RecvChannel>, helped: bool) -> Arc<Connection> {
     log::info(&format!("accepted a connection {name}"));
-    Connection::new(name, End::Receive(end), copies)
+    Connection::new(name, End::Receive(end), helped)
 }
 
 fn key() -> Outcome<[u8; 16]> {

@@ -57,7 +57,9 @@ pub(super) struct Connection {
     failure: OnceLock<Failure>,
     /// Bytes of long messages that are not done.
     bulk_bytes: AtomicU64,
+    /// Whether helpers move long messages too.
     helped: bool,
+    sends: bool,
 }
 
 /// Posts that the channel has not been given.
@@ -107,9 +109,10 @@ pub(super) enum End {
 }
 
 impl Connection {
-    /// A connection over `end`. `name` says over what and to whom; helpers join in where this side `copies`.
-    pub(super) fn new(name: String, end: End, copies: bool) -> Arc<Self> {
-        let helped = copies && helpers::wanted();
+    /// A connection over `end`. `name` says over what and to whom; helpers join in where it is `helped`.
+    pub(super) fn new(name: String, end: End, helped: bool) -> Arc<Self> {
+        let helped = helped && helpers::wanted();
+        let sends = matches!(end, End::Send(_));
         let connection = Arc::new_cyclic(|this| Self {
             name,
             generation: generation(),
@@ -119,6 +122,7 @@ impl Connection {
             failure: OnceLock::new(),
             bulk_bytes: AtomicU64::new(0),
             helped,
+            sends,
         });
         if helped {
             helpers::join(&connection);
@@ -157,10 +161,12 @@ impl Connection {
         drop(queue);
         if self.helped && bytes >= BULK_BYTES {
             self.bulk_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-            helpers::wake();
-        } else {
-            self.progress();
+            if self.sends {
+                helpers::wake();
+                return Ok(Some(request));
+            }
         }
+        self.progress();
         Ok(Some(request))
     }
 
@@ -172,7 +178,10 @@ impl Connection {
         if let Some(tested) = request.take() {
             return Ok(Some(tested));
         }
-        self.progress();
+        // Long messages are left to the helpers, so that this thread has its time for what arrives.
+        if !(self.sends && self.has_bulk() && helpers::are_running()) {
+            self.progress();
+        }
         match request.take() {
             Some(tested) => Ok(Some(tested)),
             None => self.check().map(|()| None),
