@@ -17,6 +17,8 @@ use crate::{
 pub(super) struct Dialing {
     secret: Secret,
     first: Berth,
+    /// The listener's addresses that further sockets are spread over; none if all go where the first one went.
+    rails: Vec<SocketAddr>,
     sockets: Vec<Dial>,
     deadline: Deadline,
 }
@@ -40,7 +42,12 @@ impl Dialing {
         let secret = listener_secret(secret, listener);
         let first = Berth { channel: random_bytes()?, index: 0, count };
         let sockets = vec![Dial::start(candidates, &secret, first)?];
-        Ok(Self { secret, first, sockets, deadline: Deadline::after(options.patience) })
+        let rails = if options.rails > 1 {
+            candidates.iter().copied().take(options.rails).collect()
+        } else {
+            Vec::new()
+        };
+        Ok(Self { secret, first, rails, sockets, deadline: Deadline::after(options.patience) })
     }
 
     /// Moves all sockets on; whether they all stand.
@@ -49,12 +56,23 @@ impl Dialing {
             socket.advance()?;
         }
         if let [Dial::Done { peer, .. }] = self.sockets[..] {
-            // The first socket has found an address; the others follow it there.
+            // The first socket has found an address; the others follow it there, or go to another rail if that works.
             for index in 1..self.first.count {
-                self.sockets.push(Dial::start(&[peer], &self.secret, Berth { index, ..self.first })?);
+                let mut addresses = self.rail_of(index, peer);
+                addresses.push(peer);
+                self.sockets.push(Dial::start(&addresses, &self.secret, Berth { index, ..self.first })?);
             }
         }
         Ok(self.sockets.iter().all(|socket| matches!(socket, Dial::Done { .. })))
+    }
+}
+
+impl Dialing {
+    /// The address for a further socket, if it is to go elsewhere than the first, which went to `peer`.
+    fn rail_of(&self, index: u8, peer: SocketAddr) -> Vec<SocketAddr> {
+        let first = self.rails.iter().position(|&rail| rail == peer).unwrap_or(0);
+        let rail = (first + usize::from(index)).checked_rem(self.rails.len()).map(|at| self.rails[at]);
+        rail.into_iter().filter(|&rail| rail != peer).collect()
     }
 }
 

@@ -34,6 +34,9 @@ pub struct Options {
     pub speed_mbps: u32,
     /// Sockets of each channel made by connecting, 1 to [`MAX_SOCKETS`]. The listening side follows.
     pub sockets: usize,
+    /// Interfaces that the sockets of a channel made by connecting are spread over: the first so many of the listener's
+    /// addresses are each on another one. A socket whose address cannot be reached goes where the first one went.
+    pub rails: usize,
     /// How long connecting may take in all. Who accepts late keeps who connects waiting.
     pub patience: Duration,
 }
@@ -48,6 +51,7 @@ impl Options {
             interface: String::new(),
             speed_mbps: 0,
             sockets: DEFAULT_SOCKETS,
+            rails: 1,
             patience: CONNECT_PATIENCE,
         }
     }
@@ -92,6 +96,13 @@ impl Options {
     #[must_use]
     pub const fn with_sockets(mut self, sockets: usize) -> Self {
         self.sockets = sockets;
+        self
+    }
+
+    /// Spreads the sockets of each channel over this many of the listener's addresses.
+    #[must_use]
+    pub const fn with_rails(mut self, rails: usize) -> Self {
+        self.rails = rails;
         self
     }
 

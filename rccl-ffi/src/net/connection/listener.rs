@@ -125,6 +125,7 @@ pub(super) fn transport(
 ) -> Outcome<tcp::Transport> {
     let sockets = settings.sockets.max(device.interfaces.len()).min(tcp::MAX_SOCKETS);
     let options = tcp::Options::new(addresses(device)).with_sockets(sockets).with_patience(settings.patience);
+    let options = options.with_rails(device.interfaces.len());
     Ok(tcp::Transport::new(options, secret)?)
 }
 
