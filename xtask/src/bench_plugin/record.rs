@@ -147,7 +147,7 @@ impl File {
         smi.args(["--query-gpu=driver_version", "--format=csv,noheader"]);
         let driver = command::output(&mut smi, LIMIT).unwrap_or_else(|_| "unknown".into());
         let shared = if facts.gpus < RANKS as u64 { ", shared by both ranks" } else { "" };
-        let words: Vec<String> = std::env::args().skip(1).collect();
+        let words = words_that_count(std::env::args().skip(1));
         let place = Place {
             machine: format!("{cores} cores, {} x {}{shared}, torch {}", facts.gpus, facts.gpu, facts.torch),
             driver: driver.lines().next().unwrap_or("unknown").to_owned(),
@@ -168,6 +168,23 @@ impl File {
     }
 }
 
+/// The command line without the options that only say where files lie: records are published.
+fn words_that_count(mut words: impl Iterator<Item = String>) -> Vec<String> {
+    const PLACES: [&str; 5] = ["--plugin", "--worker", "--record", "--commit", "--python"];
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        if PLACES.contains(&&*word) {
+            words.next();
+        } else if !PLACES
+            .iter()
+            .any(|place| word.strip_prefix(place).is_some_and(|rest| rest.starts_with('=')))
+        {
+            kept.push(if word.contains(' ') { format!("'{word}'") } else { word });
+        }
+    }
+    kept
+}
+
 /// What git says of the sources.
 pub(super) fn commit(root: &Path) -> Result<String> {
     let mut git = Command::new("git");
@@ -178,6 +195,13 @@ pub(super) fn commit(root: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_say_nothing_of_places() {
+        let words = ["bench-plugin", "--plugin", "/x", "--record=/y", "--env", "A=1 B=2", "--mps"];
+        let kept = words_that_count(words.iter().map(ToString::to_string));
+        assert_eq!(kept.join(" "), "bench-plugin --env 'A=1 B=2' --mps");
+    }
 
     #[test]
     fn points_compare_round_by_round() {
