@@ -83,6 +83,18 @@ fn a_c_program_reduces_and_hears_why_it_cannot() {
 }
 
 #[test]
+fn a_c_program_drives_the_nccl_plugin() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compile("net", folder.path(), &["-g", "-fsanitize=address,undefined", "-ldl"]);
+    for shm in ["0", "1"] {
+        let mut command = Command::new(&program);
+        // What stays for the life of the process (devices, helpers) is no leak.
+        command.arg(library()).env("RCCL_NET_SHM", shm).env("ASAN_OPTIONS", "detect_leaks=0");
+        assert_eq!(run(&mut command), "ok\n", "RCCL_NET_SHM={shm}");
+    }
+}
+
+#[test]
 fn only_our_names_are_exported() {
     let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library()));
     let names: Vec<_> = symbols.lines().filter_map(|l| l.split_whitespace().last()).collect();
