@@ -32,7 +32,7 @@
 //! # Ok::<(), rccl_transport::Error>(())
 //! ```
 
-mod address;
+pub(crate) mod address;
 mod connect;
 mod listen;
 mod options;
@@ -106,7 +106,7 @@ impl channel::Transport for Transport {
     }
 
     fn connect(&self, address: &Address) -> Result<Box<dyn Connecting>> {
-        let (id, candidates) = address::decode(address)?;
+        let (id, candidates) = address::decode(address::TCP, address)?;
         Ok(Box::new(connect::Dialing::new(id, &candidates, self.options.sockets, &self.secret)?))
     }
 
@@ -117,7 +117,7 @@ impl channel::Transport for Transport {
 
 /// Lets even a receiver that only waits notice that the other host has vanished. Sockets come here non-blocking and without
 /// delay of small messages.
-fn prepare(stream: &TcpStream) -> Result<()> {
+pub(crate) fn prepare(stream: &TcpStream) -> Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)
         .and_then(|()| sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE))
@@ -127,10 +127,10 @@ fn prepare(stream: &TcpStream) -> Result<()> {
 }
 
 /// Tells a listener from others that had its port before, or have the same address on another host. Random.
-type ListenerId = [u8; 8];
+pub(crate) type ListenerId = [u8; 8];
 
 /// The secret of a listener's connections: whoever means another listener does not know it.
-fn listener_secret(secret: &Secret, id: ListenerId) -> Secret {
+pub(crate) fn listener_secret(secret: &Secret, id: ListenerId) -> Secret {
     secret.derive(&format!("tcp listener {:016x}", u64::from_le_bytes(id)))
 }
 

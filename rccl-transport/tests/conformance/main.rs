@@ -38,6 +38,8 @@ conformance! {
     tcp_v4_four_sockets: crate::Subject::tcp(rccl_transport::tcp::Options::loopback().with_sockets(4));
     tcp_v6: crate::Subject::tcp(rccl_transport::tcp::Options::loopback_v6());
     shm: crate::Subject::shm();
+    verbs: crate::Subject::verbs(1);
+    verbs_four_queue_pairs: crate::Subject::verbs(4);
     sim: crate::Subject::sims(&rccl_transport::sim::Settings::default());
     sim_registered_deep: crate::Subject::sims(&rccl_transport::sim::Settings {
         needs_registration: true,
