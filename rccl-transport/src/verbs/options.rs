@@ -65,20 +65,22 @@ impl Options {
     /// What the environment says; connections begin at the addresses that it allows (see [`Choice::from_env`]).
     ///
     /// # Errors
-    /// [`Error::Invalid`] naming the variable that makes no sense.
+    /// [`Error::Invalid`] naming the variable that makes no sense; [`Error::Unavailable`] if `NCCL_IB_DISABLE` forbids RDMA.
     pub fn from_env() -> Result<Self> {
-        Self::new(Choice::from_env()?.addresses()?).with_env()
+        Self::new(Choice::from_env()?.addresses()?)
+            .with_env()?
+            .ok_or_else(|| unavailable("NCCL_IB_DISABLE is set; unset it, or set it to 0"))
     }
 
-    /// Changed by the environment's `NCCL_IB_*` and `NCCL_SOCKET_FAMILY`.
+    /// Changed by the environment's `NCCL_IB_*` and `NCCL_SOCKET_FAMILY`; `None` if `NCCL_IB_DISABLE` forbids RDMA.
     ///
     /// # Errors
-    /// [`Error::Invalid`] naming the variable that makes no sense; [`Error::Unavailable`] if `NCCL_IB_DISABLE` forbids it.
-    pub fn with_env(self) -> Result<Self> {
+    /// [`Error::Invalid`] naming the variable that makes no sense.
+    pub fn with_env(self) -> Result<Option<Self>> {
         self.with_lookup(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    fn with_lookup(mut self, lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+    fn with_lookup(mut self, lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let number = |name: &str, from: i64, to: i64| -> Result<Option<i64>> {
             let Some(text) = lookup(name).filter(|text| !text.is_empty()) else { return Ok(None) };
             match text.trim().parse() {
@@ -91,7 +93,7 @@ impl Options {
             }
         };
         if number("NCCL_IB_DISABLE", 0, i64::MAX)?.is_some_and(|value| value != 0) {
-            return Err(unavailable("NCCL_IB_DISABLE is set; unset it, or set it to 0"));
+            return Ok(None);
         }
         if let Some(index) = number("NCCL_IB_GID_INDEX", -1, 255)? {
             self.gid_index = u8::try_from(index).ok();
@@ -115,7 +117,7 @@ impl Options {
             self.hca = Hca::parse(&text)?;
         }
         self.v6_first |= lookup(FAMILY_VARIABLE).as_deref() == Some("AF_INET6");
-        Ok(self)
+        Ok(Some(self))
     }
 
     /// Uses exactly this port.
@@ -187,21 +189,21 @@ impl Options {
 mod tests {
     use super::*;
 
-    fn with(name: &str, value: &str) -> Result<Options> {
+    fn with(name: &str, value: &str) -> Result<Option<Options>> {
         Options::loopback().with_lookup(|asked| (asked == name).then(|| value.to_owned()))
     }
 
     #[test]
     fn variables_keep_their_meaning_and_nonsense_is_refused_by_name() {
-        assert_eq!(with("NCCL_IB_GID_INDEX", "3").unwrap().gid_index, Some(3));
-        assert_eq!(with("NCCL_IB_GID_INDEX", "-1").unwrap().gid_index, None);
-        assert_eq!(with("NCCL_IB_TC", "106").unwrap().traffic_class, 106);
-        assert_eq!(with("NCCL_IB_SL", "3").unwrap().service_level, 3);
-        assert_eq!(with("NCCL_IB_TIMEOUT", "20").unwrap().timeout, 20);
-        assert_eq!(with("NCCL_IB_RETRY_CNT", "7").unwrap().retries, 6);
-        assert_eq!(with("NCCL_IB_QPS_PER_CONNECTION", "4").unwrap().queue_pairs, 4);
-        assert!(with("NCCL_SOCKET_FAMILY", "AF_INET6").unwrap().v6_first);
-        assert!(with("NCCL_IB_DISABLE", "1").unwrap_err().to_string().contains("NCCL_IB_DISABLE"));
+        assert_eq!(with("NCCL_IB_GID_INDEX", "3").unwrap().unwrap().gid_index, Some(3));
+        assert_eq!(with("NCCL_IB_GID_INDEX", "-1").unwrap().unwrap().gid_index, None);
+        assert_eq!(with("NCCL_IB_TC", "106").unwrap().unwrap().traffic_class, 106);
+        assert_eq!(with("NCCL_IB_SL", "3").unwrap().unwrap().service_level, 3);
+        assert_eq!(with("NCCL_IB_TIMEOUT", "20").unwrap().unwrap().timeout, 20);
+        assert_eq!(with("NCCL_IB_RETRY_CNT", "7").unwrap().unwrap().retries, 6);
+        assert_eq!(with("NCCL_IB_QPS_PER_CONNECTION", "4").unwrap().unwrap().queue_pairs, 4);
+        assert!(with("NCCL_SOCKET_FAMILY", "AF_INET6").unwrap().unwrap().v6_first);
+        assert_eq!(with("NCCL_IB_DISABLE", "1").unwrap(), None);
         for (name, value) in [
             ("NCCL_IB_GID_INDEX", "first"),
             ("NCCL_IB_TC", "256"),
