@@ -161,7 +161,7 @@ fn complaints_name_the_argument_and_the_remedy() {
         ("bench all-reduce -d float,quad", &["--dtype", "`quad`", "bfloat16"]),
         ("bench -b 2K -e 1K", &["-b", "above the largest"]),
         ("bench --device cuda", &["--device", "not built in this version"]),
-        ("bench --transport verbs", &["--transport", "shm or tcp"]),
+        ("bench --transport verbs --path host", &["--transport", "leave one of the two out"]),
         ("bench --protocol bulk", &["--protocol", "host memory"]),
         ("bench --peer nccl", &["--peer", "gloo or openmpi"]),
         ("bench --json /nonexistent/points.jsonl", &["/nonexistent/points.jsonl"]),

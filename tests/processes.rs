@@ -4,12 +4,16 @@
 //! environment, does what the case says, and prints what came of it.
 
 mod common;
+#[path = "common/process.rs"]
+mod process;
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    process::{Child, ChildStdin, Command, ExitCode, Stdio},
+    io::{Read, Write},
+    process::{Command, ExitCode},
     time::{Duration, Instant},
 };
+
+use process::{Process, say, variable};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use rccl::{Communicator, Error, Options, ReduceOp, Root, TransportChoice, UniqueId};
@@ -48,51 +52,11 @@ fn main() -> ExitCode {
 
 // --- The test's side -------------------------------------------------------------------------------------------------
 
-/// A rank's process, killed when dropped.
-struct Process {
-    child: Child,
-    _stdin: ChildStdin,
-    lines: std::sync::mpsc::Receiver<String>,
-}
-
-impl Process {
-    fn start(case: &str, transport: TransportChoice, environment: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.env("RCCL_TEST_CASE", case).env("RCCL_TRANSPORT", transport.name());
-        command.envs(environment.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let (sender, lines) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
-        Self { child, _stdin: stdin, lines }
-    }
-
-    fn line(&self, limit: Duration) -> Result<String, Failed> {
-        self.lines
-            .recv_timeout(limit)
-            .map_err(|error| Failed::from(format!("no line within {limit:?}: {error}")))
-    }
-
-    fn expect(&self, wanted: &str) -> Result<(), Failed> {
-        let line = self.line(Duration::from_secs(60))?;
-        if line == wanted { Ok(()) } else { Err(format!("expected `{wanted}`, got `{line}`").into()) }
-    }
-
-    fn signal(&self, signal: libc::c_int) {
-        // SAFETY: a signal to a child of ours that has not been waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id().cast_signed(), signal) }, 0);
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start(case: &str, transport: TransportChoice, environment: &[(&str, &str)]) -> Process {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env("RCCL_TEST_CASE", case).env("RCCL_TRANSPORT", transport.name());
+    command.envs(environment.iter().copied());
+    Process::start(command)
 }
 
 /// Starts `size` ranks of one group; `host` names the host that a rank pretends to live on.
@@ -114,7 +78,7 @@ fn start_group(
             if !host(rank).is_empty() {
                 environment.push(("RCCL_HOSTID", host(rank)));
             }
-            Process::start(case, transport, &environment)
+            start(case, transport, &environment)
         })
         .collect();
     (root, processes)
@@ -188,7 +152,7 @@ fn stopped(case: &str, transport: TransportChoice) -> Result<(), Failed> {
 
 /// A case that needs one process and makes its own groups.
 fn single(case: &str, transport: TransportChoice) -> Result<(), Failed> {
-    let process = Process::start(case, transport, &[]);
+    let process = start(case, transport, &[]);
     let line = process.line(Duration::from_secs(300))?;
     if line == "done" { Ok(()) } else { Err(line.into()) }
 }
@@ -208,16 +172,6 @@ fn rank(case: &str) -> ExitCode {
         Err(error) => say(&format!("error: {error}")),
     }
     ExitCode::SUCCESS
-}
-
-fn say(line: &str) {
-    let mut stdout = std::io::stdout().lock();
-    let _ = writeln!(stdout, "{line}");
-    let _ = stdout.flush();
-}
-
-fn variable(name: &str) -> String {
-    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
 }
 
 fn member(case: &str) -> rccl::Result<()> {

@@ -1,9 +1,10 @@
-//! Automation of the workspace: `cargo xtask ci`, `header`, `kernels`, `peers`.
+//! Automation of the workspace: `cargo xtask ci`, `header`, `kernels`, `lab`, `peers`.
 
 mod ci;
 mod command;
 mod header;
 mod kernels;
+mod lab;
 mod peers;
 
 use std::{
@@ -40,6 +41,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Run a command, or the tests of RDMA, on a kernel with soft-RoCE in a small emulated machine
+    Lab(lab::Arguments),
     /// Fetch the libraries that `rccl bench --peer` measures against
     Peers(peers::Arguments),
 }
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Task::Header { check: true } => header::check(&root),
         Task::Header { check: false } => header::write(&root),
         Task::Kernels { check } => kernels::run(check),
+        Task::Lab(arguments) => lab::run(&root, &arguments),
         Task::Peers(arguments) => peers::run(&root, &arguments),
     };
     match outcome {

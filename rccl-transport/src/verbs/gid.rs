@@ -59,6 +59,16 @@ pub(super) enum Class {
     LinkLocal,
 }
 
+impl Class {
+    /// Its place in the order of preference.
+    pub(super) const fn order(self, v6_first: bool) -> u8 {
+        match self {
+            Self::V6 if v6_first => 0,
+            class => 1 + class as u8,
+        }
+    }
+}
+
 /// The most pairs that are tried.
 const MAX_PAIRS: usize = 8;
 
@@ -69,11 +79,8 @@ pub(super) fn pairs(ours: &[Gid], theirs: &[Gid], v6_first: bool) -> Vec<(Gid, G
     for our in ours {
         for their in theirs.iter().filter(|their| their.class() == our.class() && their.kind == our.kind) {
             let common = (u128::from_be_bytes(our.bytes) ^ u128::from_be_bytes(their.bytes)).leading_zeros();
-            let class = match our.class() {
-                Class::V6 if v6_first => 0,
-                class => 1 + class as u8,
-            };
-            let order = (our.kind != GidKind::RoceV2, class, 128 - common, our.index, their.index);
+            let family = our.class().order(v6_first);
+            let order = (our.kind != GidKind::RoceV2, family, 128 - common, our.index, their.index);
             found.push((order, our.clone(), their.clone()));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use super::{Device, LinkLayer, Port, hca::Hca, sys::unavailable};
+use super::{Device, Gid, GidKind, LinkLayer, Port, hca::Hca, sys::unavailable};
 use crate::{
     Error, Result,
     interface::{Choice, FAMILY_VARIABLE},
@@ -154,6 +154,16 @@ impl Options {
             return invalid("addresses to listen on", &self.addresses, reason);
         }
         Ok(())
+    }
+
+    /// The GID of a port that is tried first, unless the other side has none of its family; `None` if none may be used.
+    #[must_use]
+    pub fn preferred_gid<'a>(&self, port: &'a Port) -> Option<&'a Gid> {
+        let allowed = |gid: &&Gid| match self.gid_index {
+            Some(index) => gid.index == index,
+            None => port.link_layer == LinkLayer::Infiniband || gid.kind == GidKind::RoceV2,
+        };
+        port.gids.iter().filter(allowed).min_by_key(|gid| gid.class().order(self.v6_first))
     }
 
     /// The first active port that may be used, and its device.

@@ -77,7 +77,7 @@ impl Campaign<'_> {
         let settings = self.settings;
         let mut workers = Workers::start(settings, transport)?;
         let mut peer = self.options.peer.map(|name| Peer::start(name, settings, transport)).transpose()?;
-        let recorded = self.sinks.start_record(&format!("cpu-{}", workers.transport))?;
+        let recorded = self.sinks.start_record(&what(&workers.transport))?;
         let columns = Columns {
             percentiles: self.options.percentiles,
             peer: peer.is_some(),
@@ -139,7 +139,7 @@ impl Campaign<'_> {
             }
             let compared = point.peer.as_ref();
             let record = Record {
-                what: format!("cpu-{transport}"),
+                what: what(transport),
                 machine: self.provenance.machine.clone(),
                 driver: self.provenance.driver.clone(),
                 commit: self.provenance.commit.clone(),
@@ -153,7 +153,7 @@ impl Campaign<'_> {
                 processes: spec.ranks,
                 algorithm: self.settings.algorithm.map_or("auto", |it| it.name()).to_owned(),
                 protocol: "auto".to_owned(),
-                path: if transport == "tcp" { "net" } else { "host" }.to_owned(),
+                path: if transport == "shm" { "host" } else { "net" }.to_owned(),
                 transport: transport.to_owned(),
                 graph: false,
                 env: self.provenance.env.clone(),
@@ -217,4 +217,9 @@ impl Output {
     fn idle(&self) {
         self.spinner.finish_and_clear();
     }
+}
+
+/// What a record over this transport is named after.
+fn what(transport: &str) -> String {
+    if transport == "verbs" { transport.to_owned() } else { format!("cpu-{transport}") }
 }

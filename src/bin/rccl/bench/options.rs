@@ -57,7 +57,7 @@ pub(crate) struct Options {
     /// What carries the bytes [default: auto; without sizes shm, then tcp]
     #[arg(long, value_enum, help_heading = "What is done")]
     pub(super) transport: Option<Transport>,
-    /// The kind of path: host is shared memory, net is TCP
+    /// The kind of path: host is shared memory, net is TCP, or RDMA where the transport says so
     #[arg(long, value_enum, default_value_t = Path::Auto, help_heading = "What is done")]
     pub(super) path: Path,
     /// How messages are signalled between GPUs; host memory knows no choice
@@ -140,13 +140,13 @@ Variables: RCCL_* and NCCL_* act on the measured processes as on any other; see 
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
-    /// Shared memory between ranks of one machine, TCP between machines
+    /// Shared memory between ranks of one machine; between machines RDMA where both have it, else TCP
     Auto,
     /// Shared memory
     Shm,
     /// TCP, also within the machine
     Tcp,
-    /// RDMA
+    /// RDMA, also within the machine: RoCE and InfiniBand
     Verbs,
 }
 

@@ -78,7 +78,8 @@ fn serve(options: &WorkerOptions) -> Result<()> {
     let communicator = Communicator::create(&id, options.rank, options.ranks, &library)?;
     bind(options.rank, options.ranks)?;
     let description = communicator.describe();
-    let transport = if description.transports.contains(&"tcp") { "tcp" } else { "shm" };
+    let uses = |name: &&str| description.transports.contains(name);
+    let transport = ["tcp", "verbs"].into_iter().find(uses).unwrap_or("shm");
     say(&Hello { rank: options.rank, describe: description.to_string(), transport: transport.to_owned() })?;
 
     let group = Group::new(options.ranks, options.rank)?;

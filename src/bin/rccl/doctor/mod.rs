@@ -6,6 +6,7 @@ mod gpu;
 mod limits;
 mod memory;
 mod network;
+mod rdma;
 #[cfg(test)]
 mod tests;
 mod transports;
@@ -23,12 +24,22 @@ use transports::Transport;
 /// Exit status: 0 if everything needed works (warnings included), 1 if a check fails.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
+    /// Only this part of the machine
+    #[arg(value_enum)]
+    part: Option<Part>,
     /// Ranks that shall run on this machine [default: one a GPU, at least 2]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// A part of the machine that can be looked at alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// RDMA: lockable memory, ports, GIDs, MTU, counters
+    Rdma,
 }
 
 /// How bad it is.
@@ -78,12 +89,19 @@ struct Report {
 }
 
 impl Report {
-    fn new(facts: &Facts) -> Self {
-        let mut checks = limits::checks(facts);
-        checks.extend(memory::checks(facts));
-        checks.extend(network::checks(facts));
-        checks.extend(gpu::checks(facts));
-        checks.extend(environment::checks(facts));
+    fn new(facts: &Facts, part: Option<Part>) -> Self {
+        let mut checks = Vec::new();
+        match part {
+            Some(Part::Rdma) => checks.push(limits::locked_memory(facts)),
+            None => {
+                checks.extend(limits::checks(facts));
+                checks.extend(memory::checks(facts));
+                checks.extend(network::checks(facts));
+                checks.extend(gpu::checks(facts));
+                checks.extend(environment::checks(facts));
+            }
+        }
+        checks.extend(rdma::checks(facts));
         Self {
             machine: facts.machine.summary(),
             verdict: checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Ok),
@@ -120,7 +138,7 @@ impl Report {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let report = Report::new(&Facts::gather(options.ranks));
+    let report = Report::new(&Facts::gather(options.ranks), options.part);
     if options.json {
         output::json(&report)?;
     } else {
