@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A failure must be known to all ranks within this time.
 const FAILURE_LIMIT: Duration = Duration::from_secs(20);
 
+type Test = fn() -> Result<(), Failed>;
+
 fn main() -> ExitCode {
     if let Ok(case) = std::env::var("RCCL_TEST_CASE") {
         return rank(&case);
@@ -41,7 +43,7 @@ fn main() -> ExitCode {
         }
         return libtest_mimic::run(&arguments, Vec::new()).exit_code();
     }
-    let tests: [(&str, fn() -> Result<(), Failed>); 12] = [
+    let tests: [(&str, Test); 12] = [
         ("two_ranks_on_two_hosts", || agree(&group("agree", 2, &[]))),
         ("four_ranks_on_two_hosts", || agree(&group("agree", 4, &[]))),
         ("over_rdma_within_one_host_too", one_host),
@@ -153,7 +155,7 @@ fn port_fails(down: &str, up: &str, cause: Option<&str>) -> Result<(), Failed> {
         let named = line.contains(&format!("rank {other}")) || line.contains(&format!("rank {rank}"));
         let causes = ["no answer after all retries", "port 1 of rxe", "its side failed"];
         if !line.starts_with("error: ") || !named || !causes.iter().any(|cause| line.contains(cause)) {
-            return Err(format!("rank {rank} said `{line}`").into());
+            return Err(format!("rank {rank} of {said:?} after {took:?}").into());
         }
     }
     if let Some(cause) = cause.filter(|cause| !said.iter().any(|line| line.contains(cause))) {

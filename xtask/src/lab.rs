@@ -88,5 +88,6 @@ fn executable(root: &Path, package: &str, test: &str) -> Result<PathBuf> {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         (message["target"]["name"] == test).then(|| message["executable"].as_str().map(PathBuf::from))?
     });
-    program.last().ok_or_else(|| format!("cargo built no program of the test {test} of {package}").into())
+    let last = program.fold(None, |_, program| Some(program));
+    last.ok_or_else(|| format!("cargo built no program of the test {test} of {package}").into())
 }

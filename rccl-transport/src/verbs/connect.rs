@@ -221,13 +221,14 @@ impl Attempt {
             return Ok(false);
         };
         let mut room = [ibv_wc::default(); BATCH];
-        let count = self.pairs.completions(&mut room).map_err(|fault| fault.error("it").to_string())?;
+        let count = self.pairs.completions(&mut room).map_err(|fault| fault.text())?;
         for done in &room[..count] {
             if done.status != 0 {
-                return Err(match self.pairs.explain(done) {
-                    crate::fault::Fault::Lost(why) => why,
-                    other => other.error("it").to_string(),
-                });
+                let fault = match self.pairs.explain(done) {
+                    Ok(cause) => cause.fault(&self.pairs.device).0,
+                    Err(fault) => fault,
+                };
+                return Err(fault.text());
             }
             *unanswered -= 1;
         }

@@ -46,17 +46,32 @@ pub(super) fn event(kind: u32) -> String {
 }
 
 /// A failed completion in words, with the device's own codes.
-pub(super) fn completion(done: &ibv_wc, device: &Opened) -> Fault {
+pub(super) fn completion(done: &ibv_wc, device: &Opened) -> Cause {
     let (what, why) = status(done.status);
     let vendor = match done.vendor_err {
         0 => String::new(),
         code => format!(", vendor code {code:#x}"),
     };
-    let text = format!("{what} (status {}{vendor}) on {device}", done.status);
-    Fault::Lost(match device.trouble() {
-        Some(trouble) => format!("{trouble}; {text}"),
-        None => format!("{text}: {why}"),
-    })
+    Cause { what: format!("{what} (status {}{vendor}) on {device}", done.status), why }
+}
+
+/// What is known of a failure.
+#[derive(Debug, Clone)]
+pub(super) struct Cause {
+    what: String,
+    why: &'static str,
+}
+
+impl Cause {
+    /// The failure, explained by the state of the port where that is not as it should be; whether it is so.
+    pub(super) fn fault(&self, device: &Opened) -> (Fault, bool) {
+        let trouble = device.trouble();
+        let text = match &trouble {
+            Some(trouble) => format!("{trouble}; {}", self.what),
+            None => format!("{}: {}", self.what, self.why),
+        };
+        (Fault::Lost(text), trouble.is_some())
+    }
 }
 
 /// Whether a completion says only that something else went wrong before.

@@ -11,7 +11,7 @@ use super::{
     control::Rooms,
     device::Opened,
     exchange::Numbers,
-    explain,
+    explain::{self, Cause},
     gid::Gid,
     info::mtu_bytes,
     link,
@@ -200,9 +200,13 @@ impl Pairs {
         self.idle = 0;
     }
 
-    /// A failed completion in words.
-    pub(super) fn explain(&self, done: &ibv_wc) -> Fault {
-        explain::completion(done, &self.device)
+    /// What a failed completion says; the error is the failure, unless it may only be a consequence of another.
+    pub(super) fn explain(&self, done: &ibv_wc) -> Step<Cause> {
+        let cause = explain::completion(done, &self.device);
+        match (cause.fault(&self.device), explain::is_consequence(done)) {
+            ((_, false), true) => Ok(cause),
+            ((fault, _), _) => Err(fault),
+        }
     }
 }
 

@@ -5,11 +5,11 @@ use std::{collections::VecDeque, os::fd::RawFd, time::Duration};
 use super::{
     DEPTH,
     exchange::Frame,
-    explain,
+    explain::Cause,
     link::Link,
     offer::{MAX_PLACES, Notice, Place, write_offer},
     pairs::{OFFERS, Pairs},
-    send::{DOWN_PATIENCE, WRITE_BYTES},
+    send::{CAUSE_PATIENCE, DOWN_PATIENCE, WRITE_BYTES},
     sys::{
         BATCH, Operation, Work,
         abi::{IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, ibv_wc},
@@ -51,6 +51,8 @@ pub(super) struct Receiver {
     done: u64,
     /// The first message after each offer, for offers that the other side may not have read.
     unread: VecDeque<u64>,
+    /// A failure whose cause is not known yet.
+    pending: Option<(Cause, Deadline)>,
     /// Why nothing comes after that many messages.
     end: Option<(u64, Fault, Deadline)>,
 }
@@ -76,6 +78,7 @@ impl Receiver {
             sent: 0,
             done: 0,
             unread: VecDeque::new(),
+            pending: None,
             end: None,
         }
     }
@@ -87,7 +90,8 @@ impl Receiver {
             self.pairs.moved();
         }
         let waits = inbox.awaits_message();
-        if waits && !moved && (self.end.is_some() || self.pairs.is_time_to_look()) {
+        let ending = self.end.is_some() || self.pending.is_some();
+        if waits && !moved && (ending || self.pairs.is_time_to_look()) {
             self.look_around()?;
             // What was written before the other side said its last is still to be taken.
             self.reap(inbox)?;
@@ -98,6 +102,15 @@ impl Receiver {
             {
                 Err(fault.clone())
             }
+            _ => self.give_up_pending(),
+        }
+    }
+
+    /// Ends with a failure once its cause is known, or has not become known in time.
+    fn give_up_pending(&self) -> Step<()> {
+        let Some((cause, deadline)) = &self.pending else { return Ok(()) };
+        match cause.fault(&self.pairs.device) {
+            (fault, known) if known || deadline.is_over() => Err(fault),
             _ => Ok(()),
         }
     }
@@ -120,13 +133,8 @@ impl Receiver {
     }
 
     fn failed(&mut self, done: &ibv_wc) -> Step<()> {
-        let fault = self.pairs.explain(done);
-        if !explain::is_consequence(done) || self.pairs.device.trouble().is_some() {
-            return Err(fault);
-        }
-        // The other side, or a later look at the port, may know why.
-        let deadline = Deadline::after(Duration::from_millis(500));
-        self.end.get_or_insert((u64::MAX, fault, deadline));
+        let cause = self.pairs.explain(done)?;
+        self.pending.get_or_insert((cause, Deadline::after(CAUSE_PATIENCE)));
         Ok(())
     }
 
@@ -220,8 +228,7 @@ impl Receiver {
 
     /// Hears what the other side says beside the queue pairs, and looks at the port.
     fn look_around(&mut self) -> Step<()> {
-        let last = self.end.as_ref().is_some_and(|&(messages, ..)| messages < u64::MAX);
-        if !last {
+        if self.end.is_none() {
             let (messages, fault) = match self.link.hear() {
                 Ok(None) => (None, None),
                 Ok(Some(Frame::Goodbye { messages })) => {

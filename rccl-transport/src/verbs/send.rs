@@ -7,7 +7,7 @@ use rccl_core::split;
 use super::{
     DEPTH,
     exchange::Frame,
-    explain,
+    explain::Cause,
     link::Link,
     offer::{Notice, Place, read_offer},
     pairs::Pairs,
@@ -34,7 +34,7 @@ const STRIPE_BYTES: u64 = 16 << 10;
 const STRIPE_ALIGN: u64 = 4096;
 
 /// How long a failure that is only a consequence waits for its cause to become known.
-const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
+pub(super) const CAUSE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a port may be down before messages that wait for it are given up.
 pub(super) const DOWN_PATIENCE: Duration = Duration::from_secs(5);
@@ -54,7 +54,7 @@ pub(super) struct Sender {
     /// Messages whose every write has been answered.
     answered: u64,
     /// A failure whose cause is not known yet.
-    pending: Option<(Fault, Deadline)>,
+    pending: Option<(Cause, Deadline)>,
     /// The other side has closed the channel, which matters only if there is more to send.
     closed: Option<Fault>,
     /// A message that is too long for its receive. The other side has been told.
@@ -124,7 +124,10 @@ impl Sender {
         }
         match (&self.closed, &self.pending) {
             (Some(closed), _) if !outbox.is_idle() => Err(closed.clone()),
-            (_, Some((fault, deadline))) if deadline.is_over() => Err(fault.clone()),
+            (_, Some((cause, deadline))) => match cause.fault(&self.pairs.device) {
+                (fault, known) if known || deadline.is_over() => Err(fault),
+                _ => Ok(()),
+            },
             _ => Ok(()),
         }
     }
@@ -146,11 +149,8 @@ impl Sender {
     }
 
     fn failed(&mut self, done: &ibv_wc) -> Step<()> {
-        let fault = self.pairs.explain(done);
-        if !explain::is_consequence(done) || self.pairs.device.trouble().is_some() {
-            return Err(fault);
-        }
-        self.pending.get_or_insert((fault, Deadline::after(CAUSE_PATIENCE)));
+        let cause = self.pairs.explain(done)?;
+        self.pending.get_or_insert((cause, Deadline::after(CAUSE_PATIENCE)));
         Ok(())
     }
 
@@ -297,8 +297,7 @@ impl Sender {
             }
             Ok(Some(Frame::Broken { why })) => return Err(Fault::Lost(format!("its side failed: {why}"))),
             Ok(Some(other)) => return Err(Fault::protocol(format_args!("{other:?} from a receiver"))),
-            // Unless this side's own failure says more.
-            Err(fault) => self.closed = Some(self.pending.take().map_or(fault, |(pending, _)| pending)),
+            Err(fault) => self.closed = Some(fault),
         }
         let down = self.pairs.device.down_since().is_some_and(|since| since.elapsed() > DOWN_PATIENCE);
         match self.pairs.device.trouble().filter(|_| down && !outbox.is_idle()) {
