@@ -166,6 +166,15 @@ impl Options {
         port.gids.iter().filter(allowed).min_by_key(|gid| gid.class().order(self.v6_first))
     }
 
+    /// The name of the device and the index of the GID that would be tried first, for programs to be told.
+    ///
+    /// # Errors
+    /// As [`Options::choose`] and [`super::devices`].
+    pub fn describe(&self) -> Result<(String, u8)> {
+        let (device, port) = self.choose(&super::devices()?)?;
+        Ok((device.name, self.preferred_gid(&port).map_or(0, |gid| gid.index)))
+    }
+
     /// The first active port that may be used, and its device.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ conformance! {
     tcp_v6: crate::Subject::tcp(rccl_transport::tcp::Options::loopback_v6());
     shm: crate::Subject::shm();
     verbs: crate::Subject::verbs(1);
-    verbs_four_queue_pairs: crate::Subject::verbs(4);
+    verbs_two_queue_pairs: crate::Subject::verbs(2);
     sim: crate::Subject::sims(&rccl_transport::sim::Settings::default());
     sim_registered_deep: crate::Subject::sims(&rccl_transport::sim::Settings {
         needs_registration: true,

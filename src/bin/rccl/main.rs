@@ -32,7 +32,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Bench(bench::Options),
+    Bench(Box<bench::Options>),
     Plan(plan::Options),
     Topo(topo::Options),
     Doctor(doctor::Options),

@@ -1,5 +1,6 @@
 //! `rccl bench`: how fast collectives are, whether they are right, and how that compares.
 
+mod channel;
 mod data;
 mod launch;
 mod measure;
@@ -33,6 +34,9 @@ use table::Columns;
 pub(crate) use worker::{WorkerOptions, run as run_worker};
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    if let Some(options::Part::Channel(options)) = &options.part {
+        return channel::run(options);
+    }
     let settings = options.settings()?;
     let machine = Machine::here();
     let mut campaign = Campaign {

@@ -13,8 +13,11 @@ use crate::{names, size};
 /// Options and columns mean what they mean in nccl-tests. Without sizes: 1 KiB to 64 MiB by 4, first over shared memory and
 /// then over TCP, in less than 20 seconds.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = EXPLANATION)]
+#[command(after_long_help = EXPLANATION, args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
+    #[command(subcommand)]
+    pub(super) part: Option<Part>,
+
     /// Which collective
     #[arg(default_value = "all-reduce", value_parser = names::collective())]
     pub(super) collective: Collective,
@@ -114,6 +117,12 @@ pub(crate) struct Options {
     /// Write the same points to benches/record, named after the time and what was measured
     #[arg(long, help_heading = "Output")]
     pub(super) record: bool,
+}
+
+/// What else than collectives can be measured.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Part {
+    Channel(super::channel::Options),
 }
 
 const EXPLANATION: &str = "\
