@@ -23,7 +23,7 @@ use rccl_transport::{
 };
 
 /// How long ranks may take to say something: the lab is slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A failure must be known to all ranks within this time.
 const FAILURE_LIMIT: Duration = Duration::from_secs(20);
@@ -318,48 +318,49 @@ fn member(case: &str) -> rccl::Result<()> {
     say(&communicator.describe().transports.join(" "));
     match case {
         "agree" => {
-            every_collective(&communicator, &[0, 1, 13, 1000, 70_001, 1 << 20])?;
+            every_collective(&communicator, &[0, 4, 52, 1000, 70_004, 1 << 20])?;
             for algorithm in Algorithm::ALL {
                 let split = communicator.split(Some(0), rank as i32, &options(Some(algorithm))?)?;
-                every_collective(&split.expect("all have a colour"), &[5, 100_003])?;
+                every_collective(&split.expect("all have a colour"), &[20, 50_004])?;
             }
             communicator.barrier()
         }
         "agree-briefly" => {
-            every_collective(&communicator, &[0, 1, 1000, 50_001])?;
+            every_collective(&communicator, &[0, 4, 1000, 50_004])?;
             communicator.barrier()
         }
         _ => over_and_over(&communicator),
     }
 }
 
-/// Runs every collective on `counts` elements of four bytes, and checks every element.
+/// Runs every collective on buffers of which the larger has each of `counts` elements of four bytes, and checks every element.
 fn every_collective(communicator: &Communicator, counts: &[usize]) -> rccl::Result<()> {
     let (me, size) = (communicator.rank(), communicator.size());
     let value = |rank: u32, i: usize| (rank + 1).wrapping_mul(i as u32 ^ 0x55);
     let from = |rank: u32, count: usize| (0..count).map(|i| value(rank, i)).collect::<Vec<u32>>();
     let sum = |i: usize| (0..size).fold(0_u32, |sum, rank| sum.wrapping_add(value(rank, i)));
     for &count in counts {
+        let share = count / size as usize;
         let input = from(me, count);
         let mut output = vec![0; count];
         communicator.all_reduce(&input, &mut output, ReduceOp::Sum)?;
         assert!(output.iter().enumerate().all(|(i, &found)| found == sum(i)), "all-reduce of {count}");
 
-        let mut all = vec![0; count * size as usize];
-        communicator.all_gather(&input, &mut all)?;
-        let expected: Vec<u32> = (0..size).flat_map(|rank| from(rank, count)).collect();
+        let mut all = vec![0; share * size as usize];
+        communicator.all_gather(&input[..share], &mut all)?;
+        let expected: Vec<u32> = (0..size).flat_map(|rank| from(rank, share)).collect();
         assert!(all == expected, "all-gather of {count}");
 
-        let long = from(me, count * size as usize);
-        communicator.reduce_scatter(&long, &mut output, ReduceOp::Sum)?;
-        let first = me as usize * count;
+        let mut part = vec![0; share];
+        communicator.reduce_scatter(&input[..share * size as usize], &mut part, ReduceOp::Sum)?;
+        let first = me as usize * share;
         let right = |(i, &found): (usize, &u32)| found == sum(first + i);
-        assert!(output.iter().enumerate().all(right), "reduce-scatter of {count}");
+        assert!(part.iter().enumerate().all(right), "reduce-scatter of {count}");
 
         for root in 0..size {
-            let mut buffer = from(me, count);
+            let mut buffer = from(me, share);
             communicator.broadcast_in_place(&mut buffer, root)?;
-            assert!(buffer == from(root, count), "broadcast of {count} by {root}");
+            assert!(buffer == from(root, share), "broadcast of {share} by {root}");
         }
 
         let (to, origin) = ((me + 1) % size, (me + size - 1) % size);

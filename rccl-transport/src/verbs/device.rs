@@ -14,7 +14,7 @@ use super::{
     info::{self, Port},
     sys::{
         Context, Registered,
-        abi::{IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR},
+        abi::{IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_PORT_ACTIVE},
         unavailable,
     },
 };
@@ -130,9 +130,9 @@ impl Opened {
         if health.fatal {
             return Some(format!("device {} has failed or was removed", self.name));
         }
-        match self.port_now() {
+        match self.context.port_attr(self.port) {
             Err(error) => Some(format!("device {} does not answer: {error}", self.name)),
-            Ok(port) if !port.active => Some(self.down(&port.state)),
+            Ok(port) if port.state != IBV_PORT_ACTIVE => Some(self.down("down")),
             Ok(_) => health.down_since.map(|_| self.down("down until a moment ago")),
         }
     }

@@ -4,6 +4,7 @@ use std::{
     cell::{Cell, RefCell},
     os::fd::RawFd,
     sync::Arc,
+    time::Duration,
 };
 
 use super::{
@@ -34,6 +35,9 @@ pub(super) const OFFERS: usize = DEPTH / 2;
 
 /// Payloads of up to this many bytes are copied into requests where the device can.
 const INLINE_BYTES: u32 = 256;
+
+/// How long a port may be down before messages that wait for it are given up.
+const DOWN_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Polls that found nothing after which a side looks around: at the connection beside, and at its port.
 const POLLS_BETWEEN_LOOKS: u32 = 1024;
@@ -147,7 +151,7 @@ impl Pairs {
         let packet = self.rooms.first(mtu_bytes(way.mtu.into()) as usize)?;
         let local_key = self.rooms.keys().local;
         let work = Work { id: 0, operation: Operation::Send, slice: &packet, local_key, signalled: true };
-        (0..self.queues.len()).try_for_each(|pair| self.queues.post(pair, &[work]))
+        (0..self.queues.len()).try_for_each(|pair| self.queues.post(pair, [work].into_iter()))
     }
 
     /// Takes up to [`BATCH`] completions.
@@ -193,6 +197,14 @@ impl Pairs {
             self.idle = 0;
         }
         due
+    }
+
+    /// Messages that wait are given up once the port has been down for long.
+    pub(super) fn check_port(&self) -> Step<()> {
+        if self.device.down_since().is_none_or(|since| since.elapsed() < DOWN_PATIENCE) {
+            return Ok(());
+        }
+        self.device.trouble().map_or(Ok(()), |trouble| Err(Fault::Lost(trouble)))
     }
 
     /// Something moved.

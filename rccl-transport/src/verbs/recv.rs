@@ -9,7 +9,7 @@ use super::{
     link::Link,
     offer::{MAX_PLACES, Notice, Place, write_offer},
     pairs::{OFFERS, Pairs},
-    send::{CAUSE_PATIENCE, DOWN_PATIENCE, WRITE_BYTES},
+    send::{CAUSE_PATIENCE, WRITE_BYTES},
     sys::{
         BATCH, Operation, Work,
         abi::{IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, ibv_wc},
@@ -42,8 +42,10 @@ pub(super) struct Receiver {
     notices: Vec<usize>,
     /// Messages offered to and not yet whole.
     offered: usize,
-    /// Messages that are whole.
+    /// Messages that are whole, how many from the first on without a gap, and which beyond, by number modulo [`DEPTH`].
     landed: u64,
+    gapless: u64,
+    beyond: Vec<bool>,
     /// Stripes of messages that are not whole yet, by their number modulo [`DEPTH`].
     partial: Vec<Partial>,
     /// Offers sent, and how many of them the device is done with.
@@ -74,6 +76,8 @@ impl Receiver {
             notices,
             offered: 0,
             landed: 0,
+            gapless: 0,
+            beyond: vec![false; DEPTH],
             partial: vec![Partial::default(); DEPTH],
             sent: 0,
             done: 0,
@@ -152,6 +156,10 @@ impl Receiver {
             inbox.land(notice.message, notice.part.into(), bytes)?;
             self.offered -= 1;
             self.landed += 1;
+            self.beyond[(notice.message % DEPTH as u64) as usize] = true;
+            while std::mem::take(&mut self.beyond[(self.gapless % DEPTH as u64) as usize]) {
+                self.gapless += 1;
+            }
         }
         Ok(())
     }
@@ -223,7 +231,7 @@ impl Receiver {
             local_key: self.pairs.rooms.keys().local,
             signalled: self.sent.is_multiple_of(OFFERS_BETWEEN_SIGNALS),
         };
-        self.pairs.queues.post(0, &[work]).map_err(lost)
+        self.pairs.queues.post(0, [work].into_iter()).map_err(lost)
     }
 
     /// Hears what the other side says beside the queue pairs, and looks at the port.
@@ -247,11 +255,7 @@ impl Receiver {
                 self.end = Some((messages, fault, Deadline::after(TAIL_PATIENCE)));
             }
         }
-        let down = self.pairs.device.down_since().is_some_and(|since| since.elapsed() > DOWN_PATIENCE);
-        match self.pairs.device.trouble().filter(|_| down) {
-            Some(trouble) => Err(Fault::Lost(trouble)),
-            None => Ok(()),
-        }
+        self.pairs.check_port()
     }
 }
 
@@ -287,6 +291,6 @@ impl Receiver {
 impl Drop for Receiver {
     fn drop(&mut self) {
         // As above.
-        _ = self.link.say(&Frame::Goodbye { messages: self.landed });
+        _ = self.link.say(&Frame::Goodbye { messages: self.gapless });
     }
 }

@@ -36,9 +36,6 @@ const STRIPE_ALIGN: u64 = 4096;
 /// How long a failure that is only a consequence waits for its cause to become known.
 pub(super) const CAUSE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a port may be down before messages that wait for it are given up.
-pub(super) const DOWN_PATIENCE: Duration = Duration::from_secs(5);
-
 /// The sending end.
 #[derive(Debug)]
 pub(super) struct Sender {
@@ -260,17 +257,16 @@ impl Sender {
             return Ok(());
         }
         let last = lane.posted + count as u64;
-        let works = lane.batch.iter().zip(lane.posted + 1..).map(|(write, number)| Work {
+        let first = lane.posted + 1;
+        let works = lane.batch.iter().enumerate().map(|(at, write)| (write, first + at as u64));
+        let works = works.map(|(write, number)| Work {
             id: (index as u64) << 56 | number,
             operation: write.operation,
             slice: &write.slice,
             local_key: write.local_key,
             signalled: number == last,
         });
-        let mut room = [const { None }; BATCH];
-        works.zip(&mut room).for_each(|(work, slot)| *slot = Some(work));
-        let works: Vec<Work<'_>> = room.into_iter().flatten().collect();
-        let posted = self.pairs.queues.post(index, &works);
+        let posted = self.pairs.queues.post(index, works);
         lane.posted = last;
         lane.flying.extend(lane.batch.drain(..).map(|write| write.message));
         posted.map_err(|error| {
@@ -299,11 +295,7 @@ impl Sender {
             Ok(Some(other)) => return Err(Fault::protocol(format_args!("{other:?} from a receiver"))),
             Err(fault) => self.closed = Some(fault),
         }
-        let down = self.pairs.device.down_since().is_some_and(|since| since.elapsed() > DOWN_PATIENCE);
-        match self.pairs.device.trouble().filter(|_| down && !outbox.is_idle()) {
-            Some(trouble) => Err(Fault::Lost(trouble)),
-            None => Ok(()),
-        }
+        if outbox.is_idle() { Ok(()) } else { self.pairs.check_port() }
     }
 
     /// Tells the other side why this one ends.

@@ -304,18 +304,19 @@ impl Queues {
     ///
     /// # Panics
     /// If there are more.
-    pub(crate) fn post(&self, pair: usize, works: &[Work<'_>]) -> Result<()> {
-        assert!(works.len() <= BATCH, "{} requests at once", works.len());
-        if works.is_empty() {
+    pub(crate) fn post<'a>(&self, pair: usize, works: impl ExactSizeIterator<Item = Work<'a>>) -> Result<()> {
+        let count = works.len();
+        assert!(count <= BATCH, "{count} requests at once");
+        if count == 0 {
             return Ok(());
         }
         let mut pieces = [ibv_sge { addr: 0, length: 0, lkey: 0 }; BATCH];
         let mut requests = [ibv_send_wr::EMPTY; BATCH];
-        for ((work, slot), request) in works.iter().zip(&mut pieces).zip(&mut requests) {
+        for ((work, slot), request) in works.zip(&mut pieces).zip(&mut requests) {
             *slot = piece(work.slice, work.local_key);
-            *request = self.request(work, slot);
+            *request = self.request(&work, slot);
         }
-        chain(&mut requests[..works.len()], |request, next| request.next = next);
+        chain(&mut requests[..count], |request, next| request.next = next);
         let post = self.context.data_path().post_send.ok_or_else(|| no_entry("post_send"))?;
         let mut bad = std::ptr::null_mut();
         // SAFETY: the pair is live; chain and pieces are live for the call, which copies them, and so are the slices whose
