@@ -11,7 +11,6 @@ use super::{
     link::Link,
     pairs::{End, Pairs, Way},
     send::Sender,
-    sys::{BATCH, abi::ibv_wc},
 };
 use crate::{
     Error, Hello, Purpose, Result, Secret,
@@ -220,8 +219,7 @@ impl Attempt {
             }
             return Ok(false);
         };
-        let mut room = [ibv_wc::default(); BATCH];
-        let count = self.pairs.completions(&mut room).map_err(|fault| fault.text())?;
+        let (room, count) = self.pairs.take().map_err(|fault| fault.text())?;
         for done in &room[..count] {
             if done.status != 0 {
                 let fault = match self.pairs.explain(done) {
@@ -232,7 +230,9 @@ impl Attempt {
             }
             *unanswered -= 1;
         }
-        Ok(*unanswered == 0)
+        let answered = *unanswered == 0;
+        self.pairs.give_back(room);
+        Ok(answered)
     }
 
     fn unfinished(&self) -> String {

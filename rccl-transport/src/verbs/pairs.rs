@@ -49,6 +49,9 @@ pub(super) enum End {
     Receiver,
 }
 
+/// Room for completions.
+pub(super) type Room = Box<[ibv_wc; BATCH]>;
+
 /// Queue pairs and the memory for offers.
 #[derive(Debug)]
 pub(super) struct Pairs {
@@ -56,6 +59,8 @@ pub(super) struct Pairs {
     pub(super) rooms: Rooms,
     pub(super) device: Arc<Opened>,
     first_packet: u32,
+    /// Room for completions, cleared once only.
+    room: Option<Room>,
     /// Completions taken by whoever only wanted to know whether there are any.
     stash: RefCell<Vec<ibv_wc>>,
     idle: u32,
@@ -95,8 +100,8 @@ impl Pairs {
         }
         // 24 bits, of which none is special.
         let first_packet = u32::from_le_bytes(random_bytes()?) & 0x00ff_ffff;
-        let (stash, idle, slept) = Default::default();
-        Ok(Self { queues, rooms, device: Arc::clone(device), first_packet, stash, idle, slept })
+        let (room, stash, idle, slept) = Default::default();
+        Ok(Self { queues, rooms, device: Arc::clone(device), first_packet, room, stash, idle, slept })
     }
 
     /// What the other side needs to know of them.
@@ -154,11 +159,23 @@ impl Pairs {
         (0..self.queues.len()).try_for_each(|pair| self.queues.post(pair, [work].into_iter()))
     }
 
-    /// Takes up to [`BATCH`] completions.
+    /// Takes up to [`BATCH`] completions, and whether there were any. They are the caller's until given back with
+    /// [`Pairs::give_back`], for the next time.
     ///
     /// # Errors
     /// If the completion queue has failed.
-    pub(super) fn completions(&self, room: &mut [ibv_wc; BATCH]) -> Step<usize> {
+    pub(super) fn take(&mut self) -> Step<(Room, usize)> {
+        let mut room = self.room.take().unwrap_or_default();
+        let count = self.completions(&mut room)?;
+        Ok((room, count))
+    }
+
+    /// Gives back the room for completions.
+    pub(super) fn give_back(&mut self, room: Room) {
+        self.room = Some(room);
+    }
+
+    fn completions(&self, room: &mut [ibv_wc; BATCH]) -> Step<usize> {
         let mut stash = self.stash.borrow_mut();
         if !stash.is_empty() {
             let count = stash.len();

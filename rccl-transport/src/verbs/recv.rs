@@ -11,7 +11,7 @@ use super::{
     pairs::{OFFERS, Pairs},
     send::{CAUSE_PATIENCE, WRITE_BYTES},
     sys::{
-        BATCH, Operation, Work,
+        Operation, Work,
         abi::{IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, ibv_wc},
     },
 };
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Receives are offered at once while the other side knows of fewer; beyond that, several in one offer.
-const EAGER: usize = 64;
+const EAGER: usize = 24;
 
 /// Offers of which one completes by itself.
 const OFFERS_BETWEEN_SIGNALS: u64 = 16;
@@ -121,8 +121,7 @@ impl Receiver {
 
     /// Takes completions; whether there were any.
     fn reap(&mut self, inbox: &mut Inbox) -> Step<bool> {
-        let mut room = [ibv_wc::default(); BATCH];
-        let count = self.pairs.completions(&mut room)?;
+        let (room, count) = self.pairs.take()?;
         for done in &room[..count] {
             if done.status != 0 {
                 self.failed(done)?;
@@ -133,6 +132,7 @@ impl Receiver {
             }
             // What is left is the packet that tried the path out.
         }
+        self.pairs.give_back(room);
         Ok(count > 0)
     }
 

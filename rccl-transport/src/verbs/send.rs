@@ -131,8 +131,7 @@ impl Sender {
 
     /// Takes completions: offers that came, writes that were answered. Whether there were any.
     fn reap(&mut self, outbox: &mut Outbox) -> Step<bool> {
-        let mut room = [ibv_wc::default(); BATCH];
-        let count = self.pairs.completions(&mut room)?;
+        let (room, count) = self.pairs.take()?;
         for done in &room[..count] {
             if done.status != 0 {
                 self.failed(done)?;
@@ -142,6 +141,7 @@ impl Sender {
                 self.answer(done, outbox);
             }
         }
+        self.pairs.give_back(room);
         Ok(count > 0)
     }
 

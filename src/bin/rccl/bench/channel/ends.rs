@@ -1,6 +1,7 @@
 //! Both channels of one side: to the other process, and back.
 
 use std::{
+    os::fd::BorrowedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -8,8 +9,10 @@ use std::{
 use rccl_transport::{
     Region, Secret, Slice,
     channel::{Address, Part, RecvChannel, Registration, SendChannel, Transport},
+    deadline::{Deadline, wait},
     shm, tcp, verbs,
 };
+use rustix::event::{PollFd, PollFlags};
 
 use super::{Kind, Options};
 use crate::error::{Error, Result};
@@ -20,8 +23,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Messages outstanding one way: as many as perftest has.
 const WINDOW: u64 = 128;
 
-/// The most bytes of memory for messages.
-const MEMORY_BYTES: u64 = 64 << 20;
+/// Bytes of memory that messages are taken from in turn, unless one is longer: perftest has one buffer, which stays in caches.
+const MEMORY_BYTES: u64 = 256 << 10;
+
+/// Polls that found nothing, after which a receiver of a stream sleeps.
+const POLLS_BEFORE_SLEEP: u32 = 64;
 
 /// Polls between looks at the clock.
 const POLLS: u32 = 4096;
@@ -122,33 +128,34 @@ impl Ends {
         self.devices.as_ref()
     }
 
-    /// Memory for a window of messages; how many it holds.
-    fn window(&mut self, bytes: u64) -> Result<u64> {
-        let window = WINDOW.min(MEMORY_BYTES / bytes).max(2);
-        let wanted = (window * bytes) as usize;
+    /// Makes memory for messages of this size.
+    fn prepare(&mut self, bytes: u64) -> Result<()> {
+        let wanted = bytes.max(MEMORY_BYTES) as usize;
         if self.memory.as_ref().is_none_or(|(region, _)| region.len() < wanted) {
             let region = Region::zeroed(wanted);
             let registration = self.transport.register(&region).map_err(failed)?;
             self.memory = Some((region, registration));
         }
-        Ok(window)
+        Ok(())
     }
 
-    fn slot(&self, number: u64, window: u64, bytes: u64) -> Slice {
-        let (region, _) = self.memory.as_ref().expect("window was called");
-        let at = ((number % window) * bytes) as usize;
+    fn slot(&self, number: u64, bytes: u64) -> Slice {
+        let (region, _) = self.memory.as_ref().expect("prepare was called");
+        let slots = (MEMORY_BYTES / bytes).max(1);
+        let at = ((number % slots) * bytes) as usize;
         region.slice(at..at + bytes as usize)
     }
 
     /// Sends `messages`, a window at a time, until all are taken over by the other side.
     pub(super) fn stream(&mut self, bytes: u64, messages: u64) -> Result<()> {
-        let window = self.window(bytes)?;
+        self.prepare(bytes)?;
+        let window = WINDOW;
         let (mut posted, mut done, mut polls) = (0, 0, 0_u32);
         let mut give_up = Instant::now() + PATIENCE;
         while done < messages {
             while posted < messages
                 && posted - done < window
-                && self.sender.post(&self.slot(posted, window, bytes), 0).map_err(failed)?.is_some()
+                && self.sender.post(&self.slot(posted, bytes), 0).map_err(failed)?.is_some()
             {
                 posted += 1;
             }
@@ -171,31 +178,47 @@ impl Ends {
         messages: u64,
         ready: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let window = self.window(bytes)?;
+        self.prepare(bytes)?;
+        let window = WINDOW;
         let (mut posted, mut done, mut polls) = (0, 0, 0_u32);
         let mut give_up = Instant::now() + PATIENCE;
         let mut ready = Some(ready);
         while done < messages {
-            while posted < messages && posted - done < window && self.expect(posted, window, bytes)? {
+            while posted < messages && posted - done < window && self.expect(posted, bytes)? {
                 posted += 1;
             }
             if let Some(ready) = ready.take() {
                 ready()?;
             }
             while self.receiver.poll().map_err(failed)?.is_some() {
-                done += 1;
+                (done, polls) = (done + 1, 0);
                 give_up = Instant::now() + PATIENCE;
             }
             polls += 1;
-            if polls.is_multiple_of(POLLS) {
+            if polls > POLLS_BEFORE_SLEEP {
+                self.sleep()?;
                 in_time(give_up)?;
             }
         }
         Ok(())
     }
 
-    fn expect(&mut self, number: u64, window: u64, bytes: u64) -> Result<bool> {
-        let part = Part { slice: self.slot(number, window, bytes), tag: 0 };
+    /// Sleeps until there is something to receive: a receiver that spins takes the processor from whoever moves the bytes.
+    fn sleep(&self) -> Result<()> {
+        let descriptors = self.receiver.descriptors();
+        // SAFETY: the channel owns the descriptors, and is borrowed for as long as they are.
+        let borrow = |&fd: &i32| unsafe { BorrowedFd::borrow_raw(fd) };
+        let mut waits: Vec<_> =
+            descriptors.iter().map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN)).collect();
+        if waits.is_empty() {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        wait(&mut waits, &Deadline::after(Duration::from_millis(20))).map(drop).map_err(failed)
+    }
+
+    fn expect(&mut self, number: u64, bytes: u64) -> Result<bool> {
+        let part = Part { slice: self.slot(number, bytes), tag: 0 };
         Ok(self.receiver.post(&[part]).map_err(failed)?.is_some())
     }
 
@@ -207,16 +230,17 @@ impl Ends {
         starts: bool,
         ready: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let window = self.window(bytes)?.min(32);
+        self.prepare(bytes)?;
+        let window = WINDOW / 2;
         let mut expected = 0;
-        while expected < messages.min(window - 1) && self.expect(expected, window, bytes)? {
+        while expected < messages.min(window) && self.expect(expected, bytes)? {
             expected += 1;
         }
         ready()?;
         let mut sending = 0_u32;
         for _ in 0..messages {
             if starts {
-                self.send_one(window, bytes)?;
+                self.send_one(bytes)?;
                 sending += 1;
             }
             let mut polls = 0_u32;
@@ -232,10 +256,10 @@ impl Ends {
                 }
             }
             if !starts {
-                self.send_one(window, bytes)?;
+                self.send_one(bytes)?;
                 sending += 1;
             }
-            if expected < messages && self.expect(expected, window, bytes)? {
+            if expected < messages && self.expect(expected, bytes)? {
                 expected += 1;
             }
         }
@@ -248,8 +272,8 @@ impl Ends {
         Ok(())
     }
 
-    fn send_one(&mut self, window: u64, bytes: u64) -> Result<()> {
-        let slice = self.slot(window - 1, window, bytes);
+    fn send_one(&mut self, bytes: u64) -> Result<()> {
+        let slice = self.slot(0, bytes);
         let give_up = Instant::now() + PATIENCE;
         while self.sender.post(&slice, 0).map_err(failed)?.is_none() {
             self.sender.poll().map_err(failed)?;
