@@ -1,20 +1,22 @@
 use std::time::Duration;
 
 use rccl_core::Algorithm;
-use rccl_transport::{RootOptions, interface::Choice};
+use rccl_transport::{RootOptions, interface::Choice, verbs};
 
 use crate::{Error, Result, choice::Thresholds};
 
 /// Which transports a communicator may use between its ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TransportChoice {
-    /// Shared memory between ranks of one host, TCP between hosts.
+    /// Shared memory between ranks of one host; between hosts RDMA where both have it, else TCP.
     #[default]
     Auto,
     /// Shared memory only: ranks on different hosts are an error.
     Shm,
     /// TCP between all ranks, also on one host.
     Tcp,
+    /// RDMA between all ranks, also on one host. A rank without RDMA is an error.
+    Verbs,
 }
 
 impl TransportChoice {
@@ -25,6 +27,7 @@ impl TransportChoice {
             Self::Auto => "auto",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Verbs => "verbs",
         }
     }
 }
@@ -33,12 +36,11 @@ impl std::str::FromStr for TransportChoice {
     type Err = rccl_core::Error;
 
     fn from_str(name: &str) -> rccl_core::Result<Self> {
-        [Self::Auto, Self::Shm, Self::Tcp].into_iter().find(|choice| choice.name() == name).ok_or_else(|| {
-            rccl_core::Error::Name {
-                what: "transport",
-                name: name.to_owned(),
-                expected: "auto shm tcp".to_owned(),
-            }
+        let all = [Self::Auto, Self::Shm, Self::Tcp, Self::Verbs];
+        all.into_iter().find(|choice| choice.name() == name).ok_or_else(|| rccl_core::Error::Name {
+            what: "transport",
+            name: name.to_owned(),
+            expected: "auto shm tcp verbs".to_owned(),
         })
     }
 }
@@ -74,6 +76,9 @@ pub struct Options {
     pub interfaces: Choice,
     /// Sockets of a TCP channel, 1 to 16. Variable `RCCL_TCP_SOCKETS`.
     pub tcp_sockets: u32,
+    /// How RDMA is used: its addresses are replaced by those of `interfaces`. `None` uses none. Variables `NCCL_IB_*`, of which
+    /// `NCCL_IB_DISABLE=1` means `None`. May differ between ranks.
+    pub rdma: Option<verbs::Options>,
 }
 
 impl Default for Options {
@@ -89,6 +94,7 @@ impl Default for Options {
             heartbeat: Duration::from_secs(30),
             interfaces: Choice::any(),
             tcp_sockets: 1,
+            rdma: Some(verbs::Options::new([])),
         }
     }
 }
@@ -109,6 +115,7 @@ impl Options {
         if disable.transpose()?.unwrap_or(0_i64) != 0 {
             options.transport = TransportChoice::Tcp;
         }
+        options.rdma = verbs::Options::new([]).with_env()?;
         if let Some(transport) = variable("RCCL_TRANSPORT")? {
             options.transport = transport;
         }

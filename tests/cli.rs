@@ -172,7 +172,7 @@ fn complaints_name_the_argument_and_the_remedy() {
         ("bench all-gather --device cuda", &["--device", "cuda"]),
         ("bench --graph", &["--graph", "--device cuda"]),
         ("tune --transport verbs", &["--transport", "shm or tcp"]),
-        ("bench --transport verbs", &["--transport", "shm or tcp"]),
+        ("bench --transport verbs --path host", &["--transport", "leave one of the two out"]),
         ("bench --protocol bulk", &["--protocol", "host memory"]),
         ("bench --peer nccl", &["--peer", "gloo or openmpi"]),
         ("bench --json /nonexistent/points.jsonl", &["/nonexistent/points.jsonl"]),

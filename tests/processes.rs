@@ -118,7 +118,7 @@ fn stopped(case: &str, transport: TransportChoice) -> Result<(), Failed> {
 
 /// A case that needs one process and makes its own groups.
 fn single(case: &str, transport: TransportChoice) -> Result<(), Failed> {
-    let process = Process::start(case, transport, &[]);
+    let process = Process::of_case(case, transport, &[]);
     let line = process.line(Duration::from_secs(300))?;
     if line == "done" { Ok(()) } else { Err(line.into()) }
 }

@@ -196,7 +196,7 @@ pub trait SendChannel: Send + fmt::Debug {
     /// As [`SendChannel::post`].
     fn poll(&mut self) -> Result<Option<Completion>>;
 
-    /// The descriptors to wait on (for writing) while posts are outstanding; empty if the channel must be polled.
+    /// The descriptors to wait on (for writing or reading) while posts are outstanding; empty if the channel must be polled.
     fn descriptors(&self) -> Vec<std::os::fd::RawFd>;
 }
 

@@ -35,8 +35,9 @@ pub(crate) trait Reader: Send + fmt::Debug {
 #[derive(Debug)]
 pub(crate) struct Sending<W> {
     peer: String,
-    outbox: Outbox,
+    /// Gone before the memory that it reads, also when dropped.
     wire: std::result::Result<W, Fault>,
+    outbox: Outbox,
 }
 
 impl<W: Writer> Sending<W> {
@@ -50,8 +51,8 @@ impl<W: Writer> Sending<W> {
             self.wire.as_mut().map_err(|fault| fault.clone()).and_then(|wire| wire.advance(&mut self.outbox));
         step.map_err(|fault| {
             let error = fault.error(&self.peer);
-            self.outbox.fail();
             self.wire = Err(fault);
+            self.outbox.fail();
             error
         })
     }
@@ -91,8 +92,9 @@ impl<W: Writer> SendChannel for Sending<W> {
 #[derive(Debug)]
 pub(crate) struct Receiving<R> {
     peer: String,
-    inbox: Inbox,
+    /// Gone before the memory that it writes, also when dropped.
     wire: std::result::Result<R, Fault>,
+    inbox: Inbox,
 }
 
 impl<R: Reader> Receiving<R> {
@@ -106,8 +108,8 @@ impl<R: Reader> Receiving<R> {
             self.wire.as_mut().map_err(|fault| fault.clone()).and_then(|wire| step(wire, &mut self.inbox));
         step.map_err(|fault| {
             let error = fault.error(&self.peer);
-            self.inbox.fail();
             self.wire = Err(fault);
+            self.inbox.fail();
             error
         })
     }

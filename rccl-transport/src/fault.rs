@@ -19,6 +19,14 @@ impl Fault {
         Self::Lost(format!("protocol: {what}"))
     }
 
+    /// What happened, without saying to whom.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Lost(cause) => cause.clone(),
+            Self::Truncated { .. } => self.error("").to_string(),
+        }
+    }
+
     /// The error it gives on a channel to `peer`.
     pub(crate) fn error(&self, peer: &str) -> Error {
         match self {

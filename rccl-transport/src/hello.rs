@@ -65,6 +65,8 @@ pub enum Purpose {
     Rendezvous = 3,
     /// Passing a file descriptor between processes of one host.
     FilePassing = 4,
+    /// The connection beside a verbs channel.
+    VerbsChannel = 5,
 }
 
 impl Purpose {
@@ -74,6 +76,7 @@ impl Purpose {
             2 => Self::TcpChannel,
             3 => Self::Rendezvous,
             4 => Self::FilePassing,
+            5 => Self::VerbsChannel,
             _ => return None,
         })
     }
@@ -86,6 +89,7 @@ impl fmt::Display for Purpose {
             Self::TcpChannel => "a tcp channel",
             Self::Rendezvous => "a rendezvous",
             Self::FilePassing => "file passing",
+            Self::VerbsChannel => "a verbs channel",
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The receives a channel has taken: which message goes where, how much of it has come, completed in the order posted.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 use crate::{
     Error, Result, Slice,
@@ -24,6 +24,8 @@ pub(crate) struct Inbox {
     begun: u64,
     /// Bytes of messages begun that no chunk has announced yet.
     unclaimed: u64,
+    /// Groups from the front whose parts the other side has been told of, where it is told.
+    offered: usize,
 }
 
 #[derive(Debug)]
@@ -58,7 +60,16 @@ pub(crate) struct Announcement {
 
 impl Inbox {
     pub(crate) const fn new(depth: usize) -> Self {
-        Self { groups: VecDeque::new(), depth, outstanding: 0, tickets: 0, posted: 0, begun: 0, unclaimed: 0 }
+        Self {
+            groups: VecDeque::new(),
+            depth,
+            outstanding: 0,
+            tickets: 0,
+            posted: 0,
+            begun: 0,
+            unclaimed: 0,
+            offered: 0,
+        }
     }
 
     /// Takes a group of receives, unless too much is outstanding.
@@ -145,6 +156,48 @@ impl Inbox {
         Ok(Some(slice.region().slice(start..end)))
     }
 
+    /// The numbers of the messages that are posted for and not reported complete.
+    pub(crate) fn outstanding(&self) -> Range<u64> {
+        self.groups.front().map_or(self.posted, |group| group.first)..self.posted
+    }
+
+    /// The first group that the other side has not been told of: the number of its first message, and its parts.
+    pub(crate) fn unoffered(&mut self) -> Option<(u64, &[Part])> {
+        while self.groups.get(self.offered).is_some_and(|group| group.parts.is_empty()) {
+            self.offered += 1;
+        }
+        self.groups.get(self.offered).map(|group| (group.first, &group.parts[..]))
+    }
+
+    /// The other side is being told of the group that [`Inbox::unoffered`] gave.
+    pub(crate) const fn offered(&mut self) {
+        self.offered += 1;
+    }
+
+    /// All of `message` has been written to a part that its sender chose.
+    pub(crate) fn land(&mut self, message: u64, part: usize, bytes: u64) -> Step<()> {
+        let refuse = |what: &str| Err(Fault::protocol(format_args!("message {message} {what}")));
+        let Some(group) = group_of(&mut self.groups, message).filter(|_| message < self.posted) else {
+            return refuse("was not posted for");
+        };
+        let index = usize::try_from(message - group.first).expect("below MAX_GROUP");
+        let taken = group.arrivals.iter().flatten().any(|arrival| arrival.part == part);
+        if taken || group.arrivals[index].is_some() {
+            return refuse("came twice");
+        }
+        let Some(Part { slice, tag }) = group.parts.get(part) else {
+            return refuse("chose a part that is not");
+        };
+        if bytes > slice.len() as u64 {
+            return refuse("is longer than its part");
+        }
+        group.arrivals[index] =
+            Some(Arrival { part, tag: *tag, total: bytes, claimed: bytes, filled: bytes });
+        group.whole += 1;
+        self.begun += 1;
+        Ok(())
+    }
+
     /// `bytes` claimed for `message` have been written.
     pub(crate) fn filled(&mut self, message: u64, bytes: usize) {
         let group = group_of(&mut self.groups, message).expect("claimed, so its group is not complete");
@@ -161,6 +214,7 @@ impl Inbox {
             return None;
         }
         let group = self.groups.pop_front()?;
+        self.offered = self.offered.saturating_sub(1);
         self.outstanding -= group.parts.len().max(1);
         let mut lengths = Lengths::zeroed(group.parts.len());
         for arrival in group.arrivals.iter().flatten() {
@@ -289,6 +343,32 @@ mod tests {
         for wrong in [chunk(1, 2, 4, 2, 2), chunk(1, 2, 5, 3, 1), chunk(1, 1, 4, 3, 1)] {
             assert!(cause(inbox.claim(&wrong).unwrap_err()).contains("does not belong"), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn offered_groups_are_filled_in_any_order_by_parts_that_their_sender_chose() {
+        let region = Region::zeroed(16);
+        let mut inbox = Inbox::new(8);
+        inbox.flush().unwrap();
+        inbox.post(&[part(&region, 0, 4, 1), part(&region, 4, 8, 1)]).unwrap().unwrap();
+        inbox.post(&[part(&region, 8, 16, 0)]).unwrap().unwrap();
+        assert_eq!(inbox.unoffered().map(|(first, parts)| (first, parts.len())), Some((0, 2)));
+        inbox.offered();
+        assert_eq!(inbox.complete().map(|done| done.ticket), Some(Ticket(0)));
+        assert_eq!(inbox.unoffered().map(|(first, parts)| (first, parts.len())), Some((2, 1)));
+        inbox.offered();
+        assert!(inbox.unoffered().is_none());
+        for (message, index, bytes) in [(2, 0, 8), (1, 0, 3), (0, 1, 0)] {
+            inbox.land(message, index, bytes).unwrap();
+        }
+        for (message, index, bytes) in [(2, 0, 1), (0, 0, 1), (3, 0, 0), (1, 1, 1)] {
+            assert!(inbox.land(message, index, bytes).is_err(), "{message} {index} {bytes}");
+        }
+        assert_eq!((inbox.outstanding(), inbox.awaits_message()), (0..3, false));
+        assert_eq!(inbox.complete().unwrap().lengths[..], [3, 0]);
+        assert_eq!(inbox.complete().unwrap().lengths[..], [8]);
+        inbox.post(&[part(&region, 0, 4, 1)]).unwrap().unwrap();
+        assert!(inbox.land(3, 0, 5).is_err() && inbox.land(3, 1, 1).is_err());
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub mod station;
 mod sys;
 pub mod tcp;
 mod unique_id;
+pub mod verbs;
 mod wire;
 
 pub use error::{Error, Result};

@@ -68,6 +68,17 @@ impl Outbox {
         self.messages.get(self.handed).map_or(0, |message| message.slice.len() - message.handed)
     }
 
+    /// The number, tag and length in bytes of the message that the next chunk belongs to, if there is one to hand out.
+    pub(crate) fn next_message(&self) -> Option<(u64, u64, u64)> {
+        let message = self.messages.get(self.handed)?;
+        Some((self.first + self.handed as u64, message.tag, message.slice.len() as u64))
+    }
+
+    /// Whether nothing waits to be handed out or written.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.handed == self.messages.len() && self.messages.iter().all(|message| message.flying == 0)
+    }
+
     /// The next chunk, of at most `most` bytes. A message of no bytes is one chunk of no bytes.
     pub(crate) fn next_chunk(&mut self, most: usize) -> Option<Chunk> {
         let outgoing = self.messages.get_mut(self.handed)?;

@@ -47,6 +47,17 @@ impl Region {
         Self::from_vec(vec![0; len])
     }
 
+    /// A region over the bytes of `range` alone, for transports that shall not know the rest. It keeps this one alive.
+    ///
+    /// # Panics
+    /// As [`Region::slice`].
+    #[must_use]
+    pub fn part(self: &Arc<Self>, range: Range<usize>) -> Arc<Self> {
+        let slice = self.slice(range);
+        // SAFETY: the slice lies within this region, which is valid as long as the slice, the new region's owner, lives.
+        unsafe { Self::from_raw(slice.start(), slice.len(), Some(Box::new(slice))) }
+    }
+
     /// Its first byte.
     #[must_use]
     pub const fn start(&self) -> NonNull<u8> {

@@ -9,14 +9,13 @@ use parking_lot::Mutex;
 use rccl_core::{Group, Rank, plan::Station};
 use rccl_transport::{
     JoinOptions, Membership, Root, UniqueId,
-    channel::{Address, Connecting, Listener, RecvChannel, SendChannel, Transport},
+    channel::{Address, Connecting, Listener, RecvChannel, SendChannel},
     deadline::Deadline,
     interface::Choice,
     station::{Arena, Layout, Publisher, Reader, Sizes},
-    tcp,
 };
 
-use super::{Communicator, Inner, driver::Driver};
+use super::{Communicator, Inner, driver::Driver, network::Network};
 use crate::{
     Error, Options, Result, TransportChoice,
     engine::{Seat, Work},
@@ -27,7 +26,7 @@ use crate::{
 /// How the ranks of a communicator reach each other, and what that costs.
 #[derive(Debug, Clone)]
 pub struct Description {
-    /// By rank: "self", "shm" or "tcp".
+    /// By rank: "self", "shm", "tcp" or "verbs".
     pub transports: Vec<&'static str>,
     /// Bytes of address space of the stations that this host's ranks share. Memory is taken only for what is used.
     pub arena_bytes: usize,
@@ -46,9 +45,10 @@ impl fmt::Display for Description {
         let count = |name| self.transports.iter().filter(|&&transport| transport == name).count();
         write!(
             f,
-            "{} ranks (peers: {} by shared memory, {} by tcp), {} slots of {} KiB a station, {} KiB of stations",
+            "{} ranks (peers: {} by shared memory, {} by RDMA, {} by tcp), {} slots of {} KiB a station, {} KiB of stations",
             self.transports.len(),
             count("shm"),
+            count("verbs"),
             count("tcp"),
             self.slots,
             self.slot_bytes >> 10,
@@ -182,13 +182,18 @@ impl Creation<'_> {
         for peer in self.group.peers() {
             ports.add_doorbell(peer, arena.doorbell(peer));
         }
-        let channels = self.connect_elsewhere(&residents)?;
-        add_stations(&mut ports, self.group, &arena, &residents, channels)?;
+        let network = (residents.len() < self.group.size() as usize).then(|| self.network_transports());
+        let network = network.transpose()?;
+        let channels = match &network {
+            Some(network) => self.connect_elsewhere(&residents, network)?,
+            None => Channels::default(),
+        };
+        add_stations(&mut ports, self.group, &arena, &residents, channels, network.as_ref())?;
 
         let transport = |rank: Rank| match (rank == me, residents.contains(&rank)) {
             (true, _) => "self",
             (_, true) => "shm",
-            _ => "tcp",
+            _ => network.as_ref().map_or("tcp", |network| network.to(rank).caps().name),
         };
         let sizes = arena.layout().sizes;
         let thresholds = self.options.thresholds(self.group.size(), self.network());
@@ -250,16 +255,19 @@ impl Creation<'_> {
     fn network(&self) -> bool {
         let members = &self.membership.members;
         let together = members.iter().all(|member| member.host == members[0].host);
-        self.group.size() > 1 && (self.options.transport == TransportChoice::Tcp || !together)
+        self.group.size() > 1 && (self.all_by_network() || !together)
+    }
+
+    /// Whether ranks reach each other over a network also where they live on one host.
+    fn all_by_network(&self) -> bool {
+        matches!(self.options.transport, TransportChoice::Tcp | TransportChoice::Verbs)
     }
 
     /// The ranks that this one shares memory with, itself included.
     fn residents(&self) -> Result<Vec<Rank>> {
         let me = self.group.rank();
-        let here = |&rank: &Rank| match self.options.transport {
-            TransportChoice::Tcp => rank == me,
-            _ => rank == me || self.membership.same_host(rank),
-        };
+        let apart = self.all_by_network();
+        let here = |&rank: &Rank| rank == me || (!apart && self.membership.same_host(rank));
         let residents: Vec<Rank> = self.group.ranks().filter(here).collect();
         if self.options.transport == TransportChoice::Shm && residents.len() < self.group.size() as usize {
             let elsewhere = self.group.ranks().find(|rank| !residents.contains(rank)).unwrap_or(me);
@@ -295,24 +303,17 @@ impl Creation<'_> {
     }
 
     /// Connects the stations whose other end lives on another host: two channels each way for every such rank.
-    fn connect_elsewhere(&mut self, residents: &[Rank]) -> Result<Channels> {
+    fn connect_elsewhere(&mut self, residents: &[Rank], network: &Network) -> Result<Channels> {
         let elsewhere: Vec<Rank> = self.group.ranks().filter(|rank| !residents.contains(rank)).collect();
         let mut channels = Channels::default();
-        if residents.len() == self.group.size() as usize {
-            // Every other rank of the group decides the same only if all are resident; the rounds below are for all.
-            return Ok(channels);
-        }
         let me = self.group.rank();
-        let addresses = self.options.interfaces.addresses()?;
-        let tcp_options = tcp::Options::new(addresses).with_sockets(self.options.tcp_sockets as usize);
-        let transport = tcp::Transport::new(tcp_options, self.membership.secret.clone())?;
         let mut listening = Vec::new();
         let mut addresses = Vec::new();
         for &peer in &elsewhere {
             for station in
                 [Station::Shared { publisher: peer }, Station::Pair { publisher: peer, reader: me }]
             {
-                let end = transport.listen()?;
+                let end = network.to(peer).listen()?;
                 encode_address(peer, &station, &end.address(), &mut addresses);
                 listening.push(Channel { station, peer, end });
             }
@@ -321,7 +322,7 @@ impl Creation<'_> {
         let mut connecting = Vec::new();
         for &peer in &elsewhere {
             for (station, address) in decode_addresses(&tables[peer.index()], me, peer)? {
-                connecting.push(Channel { station, peer, end: transport.connect(&address)? });
+                connecting.push(Channel { station, peer, end: network.to(peer).connect(&address)? });
             }
         }
         while !listening.is_empty() || !connecting.is_empty() {
@@ -337,6 +338,14 @@ impl Creation<'_> {
             }
         }
         Ok(channels)
+    }
+
+    /// What carries messages to ranks on other hosts. All ranks that have some call it.
+    fn network_transports(&mut self) -> Result<Network> {
+        let mut network = Network::new(self.options, &self.membership.secret)?;
+        let told = self.all_gather(&network.offer())?;
+        network.agree(&told);
+        Ok(network)
     }
 
     fn missing_channels(
@@ -399,14 +408,19 @@ fn add_stations(
     arena: &Arena,
     residents: &[Rank],
     mut channels: Channels,
+    network: Option<&Network>,
 ) -> Result<()> {
     let me = group.rank();
+    let slots = arena.layout().stations_of(me).expect("a rank lives on its own host");
+    let registration = network.map(|network| network.register(&arena.region().part(slots))).transpose()?;
     let own = group.peers().map(|reader| Station::Pair { publisher: me, reader });
     for station in own.chain([Station::Shared { publisher: me }]) {
         let readers = station.readers(group.size()).filter(|rank| residents.contains(rank));
         let remote = channels.publishers.extract_if(.., |channel| channel.station == station);
         let remote: Vec<_> = remote.map(|channel| (channel.peer, channel.end)).collect();
-        ports.add_publisher(station, Publisher::new(arena, station, readers, remote));
+        let mut publisher = Publisher::new(arena, station, readers, remote);
+        registration.iter().flatten().for_each(|registration| publisher.keep(Arc::clone(registration)));
+        ports.add_publisher(station, publisher);
     }
     for peer in group.peers().filter(|peer| residents.contains(peer)) {
         for station in [Station::Shared { publisher: peer }, Station::Pair { publisher: peer, reader: me }] {
@@ -414,7 +428,8 @@ fn add_stations(
         }
     }
     for Channel { station, peer, end } in channels.readers {
-        ports.add_reader(station, Reader::remote(peer, arena.layout().sizes, end)?);
+        let network = network.expect("there are channels");
+        ports.add_reader(station, Reader::remote(peer, arena.layout().sizes, end, network.to(peer))?);
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 mod buffers;
 mod create;
 mod driver;
+mod network;
 mod pending;
 mod typed;
 

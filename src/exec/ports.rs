@@ -116,8 +116,9 @@ impl Ports {
         let readers = readers.filter(|&(port, _)| awaited.contains(&self.publisher_of(port)));
         let readers = readers.filter_map(|(_, reader)| reader.as_ref());
         let reads = readers.flat_map(Reader::descriptors).map(|fd| (fd, PollFlags::IN));
-        let writes =
-            self.publishers.iter().flatten().flat_map(Publisher::descriptors).map(|fd| (fd, PollFlags::OUT));
+        // Some channels that send have to hear from the other side first.
+        let either = PollFlags::OUT | PollFlags::IN;
+        let writes = self.publishers.iter().flatten().flat_map(Publisher::descriptors).map(|fd| (fd, either));
         let descriptors: Vec<_> = reads.chain(writes).collect();
         let mut polled: Vec<PollFd<'_>> = descriptors
             .iter()

@@ -65,7 +65,7 @@ fn ports_over(size: u32, transport: impl Fn(u32) -> Box<dyn Transport>, settle: 
             for reader in station.readers(size) {
                 let (sender, receiver) = connect(me, reader);
                 remote.push((reader, sender));
-                let reading = Reader::remote(me, SIZES, receiver).unwrap();
+                let reading = Reader::remote(me, SIZES, receiver, &*transport(reader.0)).unwrap();
                 all[reader.index()].add_reader(station, reading);
             }
             all[me.index()].add_publisher(station, Publisher::new(arena, station, [], remote));

@@ -12,17 +12,23 @@ use rccl_transport::RootOptions;
 
 /// A rank's process, killed when dropped.
 pub(crate) struct Process {
-    child: Child,
+    pub(crate) child: Child,
     _stdin: ChildStdin,
     lines: std::sync::mpsc::Receiver<String>,
 }
 
 impl Process {
-    pub(crate) fn start(case: &str, transport: TransportChoice, environment: &[(&str, &str)]) -> Self {
+    /// Starts this test program anew as one that runs `case` over `transport`.
+    pub(crate) fn of_case(case: &str, transport: TransportChoice, environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env("RCCL_TEST_CASE", case).env("RCCL_TRANSPORT", transport.name());
-        command.envs(environment.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
+        command.envs(environment.iter().copied());
+        Self::start(command)
+    }
+
+    /// Starts it. Its standard input stays open until it is dropped; its output comes by lines.
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let (sender, lines) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
@@ -33,17 +39,20 @@ impl Process {
         Self { child, _stdin: stdin, lines }
     }
 
+    /// The next line that it says.
     pub(crate) fn line(&self, limit: Duration) -> Result<String, Failed> {
         self.lines
             .recv_timeout(limit)
             .map_err(|error| Failed::from(format!("no line within {limit:?}: {error}")))
     }
 
+    /// Its next line must be this one.
     pub(crate) fn expect(&self, wanted: &str) -> Result<(), Failed> {
         let line = self.line(Duration::from_secs(60))?;
         if line == wanted { Ok(()) } else { Err(format!("expected `{wanted}`, got `{line}`").into()) }
     }
 
+    /// Sends it a signal.
     pub(crate) fn signal(&self, signal: libc::c_int) {
         // SAFETY: a signal to a child of ours that has not been waited for.
         assert_eq!(unsafe { libc::kill(self.child.id().cast_signed(), signal) }, 0);
@@ -78,7 +87,7 @@ pub(crate) fn start_group(
             if !host(rank).is_empty() {
                 environment.push(("RCCL_HOSTID", host(rank)));
             }
-            Process::start(case, transport, &environment)
+            Process::of_case(case, transport, &environment)
         })
         .collect();
     (root, processes)
@@ -86,12 +95,14 @@ pub(crate) fn start_group(
 
 // What a rank says and is told.
 
+/// What a rank says.
 pub(crate) fn say(line: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = writeln!(stdout, "{line}");
     let _ = stdout.flush();
 }
 
+/// A variable that a rank was given.
 pub(crate) fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
 }

@@ -1,4 +1,4 @@
-//! Automation of the workspace: `cargo xtask ci`, `header`, `kernels`, `peers`, `install`, `bench-plugin`, `nccl-wheels`.
+//! Automation of the workspace: `cargo xtask ci`, `header`, `kernels`, `lab`, `peers`, `install`, `bench-plugin`, `nccl-wheels`.
 
 mod bench_plugin;
 mod ci;
@@ -7,6 +7,7 @@ mod glibc;
 mod header;
 mod install;
 mod kernels;
+mod lab;
 mod nccl_wheels;
 mod peers;
 
@@ -50,6 +51,8 @@ enum Task {
     BenchPlugin(bench_plugin::Arguments),
     /// Let NCCL itself load the plugin, in versions that do so without a GPU (downloads some 800 MB)
     NcclWheels,
+    /// Run a command, or the tests of RDMA, on a kernel with soft-RoCE in a small emulated machine
+    Lab(lab::Arguments),
     /// Fetch the libraries that `rccl bench --peer` measures against
     Peers(peers::Arguments),
 }
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Task::Install(arguments) => install::run(&root, &arguments),
         Task::BenchPlugin(arguments) => bench_plugin::run(&root, &arguments),
         Task::NcclWheels => nccl_wheels::run(&root),
+        Task::Lab(arguments) => lab::run(&root, &arguments),
         Task::Peers(arguments) => peers::run(&root, &arguments),
     };
     match outcome {

@@ -6,7 +6,7 @@
 #![allow(non_snake_case)]
 
 use std::{
-    ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
+    ffi::{c_char, c_int, c_uint, c_void},
     ptr::NonNull,
 };
 
@@ -241,19 +241,10 @@ functions! {
     cuGraphDestroy(CUgraph);
 }
 
-/// A shared library, loaded for the rest of the process's life: the driver starts threads and is never unloaded.
-#[derive(Debug)]
-pub struct Library {
-    handle: NonNull<c_void>,
-}
-
-// SAFETY: the handle is only passed to `dlsym`, which may be called from any thread.
-unsafe impl Send for Library {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Library {}
+pub use crate::sys::library::Library;
 
 impl Library {
-    /// Loads `path`, a file's path or a name on the loader's search path.
+    /// Loads a driver from `path`, a file's path or a name on the loader's search path.
     ///
     /// # Errors
     /// [`Error::Unavailable`] with what the loader said.
@@ -261,29 +252,10 @@ impl Library {
     /// # Safety
     /// The library's initialisers run; it must be one that may be loaded into this process.
     pub unsafe fn open(path: &str) -> Result<Self> {
-        let unavailable =
-            |reason: String| Error::Unavailable { what: format!("the CUDA driver `{path}`"), reason };
-        let name = CString::new(path).map_err(|_| unavailable("the path contains a zero byte".to_owned()))?;
-        // SAFETY: `name` is a C string; the caller vouches for the library.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        let Some(handle) = NonNull::new(handle) else {
-            // SAFETY: `dlerror` has no precondition; its result is copied before the next call on this thread.
-            let message = unsafe { libc::dlerror() };
-            let message = if message.is_null() {
-                "unknown reason".to_owned()
-            } else {
-                // SAFETY: not null (checked), and then a C string that lives until the next call on this thread.
-                unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
-            };
-            return Err(unavailable(format!("{message}; install NVIDIA's driver, or use host buffers")));
-        };
-        Ok(Self { handle })
-    }
-
-    /// The address of `name` (which ends with a zero byte), if the library has it.
-    fn symbol(&self, name: &'static str) -> Option<NonNull<c_void>> {
-        let name = CStr::from_bytes_with_nul(name.as_bytes()).ok()?;
-        // SAFETY: the handle came from `dlopen` and is never closed; `name` is a C string.
-        NonNull::new(unsafe { libc::dlsym(self.handle.as_ptr(), name.as_ptr()) })
+        // SAFETY: passed on to the caller.
+        unsafe { Self::load(path) }.map_err(|message| Error::Unavailable {
+            what: format!("the CUDA driver `{path}`"),
+            reason: format!("{message}; install NVIDIA's driver, or use host buffers"),
+        })
     }
 }

@@ -85,6 +85,13 @@ impl Layout {
         Some(self.slots_start() + station * self.sizes.station_bytes())
     }
 
+    /// Where all stations lie that a rank publishes, or `None` if it lives elsewhere.
+    #[must_use]
+    pub fn stations_of(&self, publisher: Rank) -> Option<std::ops::Range<usize>> {
+        let start = self.slots(Station::Shared { publisher })?;
+        Some(start..start + self.stations_each() * self.sizes.station_bytes())
+    }
+
     const fn stations_each(&self) -> usize {
         1 + self.group_size as usize
     }
@@ -118,6 +125,9 @@ mod tests {
                 let pairs = (0..group_size).map(|reader| Station::Pair { publisher, reader: Rank(reader) });
                 for station in pairs.chain([Station::Shared { publisher }]) {
                     pieces.push((layout.slots(station).unwrap(), sizes.station_bytes()));
+                    let own = layout.stations_of(publisher).unwrap();
+                    let start = layout.slots(station).unwrap();
+                    assert!(own.start <= start && start + sizes.station_bytes() <= own.end);
                     let readers: Vec<Rank> = match station {
                         Station::Pair { reader, .. } => vec![reader],
                         Station::Shared { .. } => (0..group_size).map(Rank).collect(),

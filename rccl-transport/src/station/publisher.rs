@@ -1,4 +1,8 @@
-use std::{os::fd::RawFd, ptr::NonNull, sync::atomic::Ordering};
+use std::{
+    os::fd::RawFd,
+    ptr::NonNull,
+    sync::{Arc, atomic::Ordering},
+};
 
 use rccl_core::{Rank, plan::Station};
 
@@ -6,7 +10,7 @@ use super::{
     Arena, Label, ORIGIN_AT, Origin, Result, SIGNATURE_AT, Slots, StationError, WIRE_AT, arena::Word,
     payload_at, wire_bytes,
 };
-use crate::channel::SendChannel;
+use crate::channel::{Registration, SendChannel};
 
 /// The writing end of a station.
 #[derive(Debug)]
@@ -21,6 +25,8 @@ pub struct Publisher {
     remote: Vec<Remote>,
     /// Lengths of the messages in the slots, for channels that post them later.
     lengths: Vec<usize>,
+    /// What makes the slots known to the transports of those channels; ends after them.
+    registrations: Vec<Arc<Registration>>,
 }
 
 #[derive(Debug)]
@@ -57,7 +63,13 @@ impl Publisher {
                 .map(|(rank, channel)| Remote { rank, channel, posted: 0, done: 0 })
                 .collect(),
             lengths: vec![0; layout.sizes.slots as usize],
+            registrations: Vec::new(),
         }
+    }
+
+    /// Keeps a registration of the slots for as long as channels may read them.
+    pub fn keep(&mut self, registration: Arc<Registration>) {
+        self.registrations.push(registration);
     }
 
     /// Room for the payload of the next message, of `len` bytes; `None` while a reader still holds the slot.

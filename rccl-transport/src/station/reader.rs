@@ -8,17 +8,18 @@ use super::{
 };
 use crate::{
     Error,
-    channel::{Part, RecvChannel},
+    channel::{Part, RecvChannel, Registration, Transport},
     sys::mapping,
 };
 
 /// The reading end of a station.
 #[derive(Debug)]
 pub struct Reader {
+    /// Gone before the slots that it may fill.
+    end: End,
     slots: Slots,
     /// Messages released so far, which is the number of the next one.
     released: u64,
-    end: End,
 }
 
 #[derive(Debug)]
@@ -38,6 +39,8 @@ struct Remote {
     lengths: Vec<usize>,
     /// Why nothing more will arrive. What arrived before can still be read: a publisher may leave once it has sent all.
     broken: Option<Error>,
+    /// What makes the slots known to the channel's transport; ends after it.
+    _registration: Registration,
 }
 
 /// A message at the front of a station.
@@ -63,15 +66,29 @@ impl Reader {
         Self { slots, released: 0, end: End::Local { word } }
     }
 
-    /// The reading half of a station whose publisher lives elsewhere: slots of its own, filled by `channel`.
+    /// The reading half of a station whose publisher lives elsewhere: slots of its own, filled by `channel` of `transport`.
     ///
     /// # Errors
-    /// [`Error::Io`] if there is no memory for the slots.
-    pub fn remote(publisher: Rank, sizes: Sizes, channel: Box<dyn RecvChannel>) -> crate::Result<Self> {
+    /// [`Error::Io`] if there is no memory for the slots; those of registering it with the transport.
+    pub fn remote(
+        publisher: Rank,
+        sizes: Sizes,
+        channel: Box<dyn RecvChannel>,
+        transport: &dyn Transport,
+    ) -> crate::Result<Self> {
         let memory = mapping::anonymous(sizes.station_bytes(), "the reading half of a station")?;
+        let registration = transport.register(&memory)?;
         let slots = Slots::new(&memory, 0, sizes);
         let lengths = vec![0; sizes.slots as usize];
-        let remote = Remote { publisher, channel, posted: 0, arrived: 0, lengths, broken: None };
+        let remote = Remote {
+            publisher,
+            channel,
+            posted: 0,
+            arrived: 0,
+            lengths,
+            broken: None,
+            _registration: registration,
+        };
         let mut reader = Self { slots, released: 0, end: End::Remote(remote) };
         reader.drive();
         Ok(reader)

@@ -29,6 +29,17 @@ pub(crate) fn write(slice: &Slice, at: usize, from: &[u8]) {
     unsafe { to.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) };
 }
 
+/// Copies `slice[at..]` to `to`.
+///
+/// # Panics
+/// If the slice is shorter.
+pub(crate) fn read(slice: &Slice, at: usize, to: &mut [u8]) {
+    let from = window(slice, at, to.len());
+    // SAFETY: `window` checked that the source lies within its region; `to` is a live reference, and no reference to region
+    // memory is ever made, so they do not overlap.
+    unsafe { from.as_ptr().copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+}
+
 /// Sets every byte of `slice`.
 pub(crate) fn fill(slice: &Slice, byte: u8) {
     // SAFETY: a slice lies within its region, which it keeps alive.

@@ -1,4 +1,4 @@
-//! The address of a tcp listener: `T1`, who it is (8 bytes), and every address it can be reached at.
+//! The address of a listener on tcp sockets: a mark (`T1` of tcp), who it is (8 bytes), and every address it can be reached at.
 
 use std::net::SocketAddr;
 
@@ -9,27 +9,38 @@ use crate::{
     wire::{Decoder, Encoder, Malformed},
 };
 
-const MARK: [u8; 2] = *b"T1";
+/// Whose address it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kind {
+    mark: [u8; 2],
+    name: &'static str,
+}
+
+/// Of a tcp listener.
+pub(crate) const TCP: Kind = Kind { mark: *b"T1", name: "tcp" };
+
+/// Of a verbs listener, whose connections begin on tcp sockets.
+pub(crate) const VERBS: Kind = Kind { mark: *b"V1", name: "verbs" };
 
 /// As many IPv4 addresses as fit.
 pub(super) const MAX_CANDIDATES: usize = 15;
 
 /// Encodes an address; `None` if it is too long.
-pub(super) fn encode(id: ListenerId, candidates: &[SocketAddr]) -> Option<Address> {
+pub(crate) fn encode(kind: Kind, id: ListenerId, candidates: &[SocketAddr]) -> Option<Address> {
     let mut bytes = Encoder::default();
-    bytes.raw(&MARK).raw(&id).addresses(candidates);
+    bytes.raw(&kind.mark).raw(&id).addresses(candidates);
     (bytes.0.len() <= MAX_ADDRESS_BYTES).then_some(Address(bytes.0))
 }
 
 /// The listener and its addresses, in the order it prefers.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the address is not that of a tcp listener.
-pub(super) fn decode(address: &Address) -> Result<(ListenerId, Vec<SocketAddr>)> {
-    try_decode(&address.0).map_err(|Malformed(why)| Error::Invalid {
+/// [`Error::Invalid`] if the address is not that of such a listener.
+pub(crate) fn decode(kind: Kind, address: &Address) -> Result<(ListenerId, Vec<SocketAddr>)> {
+    try_decode(kind, &address.0).map_err(|Malformed(why)| Error::Invalid {
         what: "address".into(),
         value: format!("{:02x?}", address.0),
-        reason: format!("it is not what a tcp listener's `address()` gave, byte for byte: {why}"),
+        reason: format!("it is not what a {} listener's `address()` gave, byte for byte: {why}", kind.name),
     })
 }
 
@@ -38,13 +49,13 @@ pub(super) fn decode(address: &Address) -> Result<(ListenerId, Vec<SocketAddr>)>
 /// # Errors
 /// [`Error::Invalid`] if the address is not that of a tcp listener.
 pub fn candidates(address: &Address) -> Result<Vec<SocketAddr>> {
-    decode(address).map(|(_, candidates)| candidates)
+    decode(TCP, address).map(|(_, candidates)| candidates)
 }
 
-fn try_decode(bytes: &[u8]) -> std::result::Result<(ListenerId, Vec<SocketAddr>), Malformed> {
+fn try_decode(kind: Kind, bytes: &[u8]) -> std::result::Result<(ListenerId, Vec<SocketAddr>), Malformed> {
     let mut fields = Decoder::new(bytes);
-    if fields.array()? != MARK {
-        return Err(Malformed("it does not begin with T1".into()));
+    if fields.array()? != kind.mark {
+        return Err(Malformed(format!("it does not begin with {}", kind.mark.escape_ascii())));
     }
     let id = fields.array()?;
     let candidates = fields.addresses(MAX_CANDIDATES)?;
@@ -62,18 +73,18 @@ mod tests {
         #[test]
         fn addresses_survive_encoding(id: ListenerId, candidates in prop::collection::vec(any::<SocketAddr>(), 1..8)) {
             let plain: Vec<_> = candidates.iter().map(|at| SocketAddr::new(at.ip(), at.port())).collect();
-            match encode(id, &plain) {
-                Some(address) => prop_assert_eq!(decode(&address).unwrap(), (id, plain)),
+            match encode(TCP, id, &plain) {
+                Some(address) => prop_assert_eq!(decode(TCP, &address).unwrap(), (id, plain)),
                 None => prop_assert!(plain.len() > 5),
             }
         }
 
         #[test]
         fn other_bytes_are_refused_or_mean_something(bytes in prop::collection::vec(any::<u8>(), 0..130)) {
-            let marked = [&MARK[..], &[0; 8], &[1, 0, 0, 0], &bytes].concat();
+            let marked = [&TCP.mark[..], &[0; 8], &[1, 0, 0, 0], &bytes].concat();
             for bytes in [bytes, marked] {
-                if let Ok((id, candidates)) = decode(&Address(bytes.clone())) {
-                    prop_assert_eq!(encode(id, &candidates).map(|address| address.0), Some(bytes));
+                if let Ok((id, candidates)) = decode(TCP, &Address(bytes.clone())) {
+                    prop_assert_eq!(encode(TCP, id, &candidates).map(|address| address.0), Some(bytes));
                 }
             }
         }
@@ -82,10 +93,10 @@ mod tests {
     #[test]
     fn as_many_addresses_fit_as_promised() {
         let v4 = "127.0.0.1:80".parse().unwrap();
-        assert!(encode([0; 8], &[v4; MAX_CANDIDATES]).is_some());
-        assert!(encode([0; 8], &[v4; MAX_CANDIDATES + 1]).is_none());
+        assert!(encode(TCP, [0; 8], &[v4; MAX_CANDIDATES]).is_some());
+        assert!(encode(TCP, [0; 8], &[v4; MAX_CANDIDATES + 1]).is_none());
         let v6 = "[::1]:80".parse().unwrap();
-        assert!(encode([0; 8], &[v6; 5]).is_some());
-        assert!(encode([0; 8], &[v6; 6]).is_none());
+        assert!(encode(TCP, [0; 8], &[v6; 5]).is_some());
+        assert!(encode(TCP, [0; 8], &[v6; 6]).is_none());
     }
 }

@@ -40,7 +40,7 @@ impl Listening {
         let doors = addresses.iter().map(|&address| listen_on(address)).collect::<Result<Vec<_>>>()?;
         let candidates = doors.iter().map(TcpListener::local_addr).collect::<std::io::Result<Vec<_>>>();
         let candidates = candidates.map_err(|error| crate::Error::io("getsockname", error))?;
-        let address = address::encode(id, &candidates).expect("Options::check encoded as many");
+        let address = address::encode(address::TCP, id, &candidates).expect("Options::check encoded as many");
         let secret = listener_secret(secret, id);
         let reception = Reception::new(doors, &secret, Purpose::TcpChannel, &[], reception::PATIENCE);
         Ok(Self { address, reception, gatherings: Vec::new() })

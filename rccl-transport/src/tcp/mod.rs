@@ -32,7 +32,7 @@
 //! # Ok::<(), rccl_transport::Error>(())
 //! ```
 
-mod address;
+pub(crate) mod address;
 mod connect;
 mod listen;
 mod options;
@@ -103,7 +103,7 @@ impl channel::Transport for Transport {
     }
 
     fn connect(&self, address: &Address) -> Result<Box<dyn Connecting>> {
-        let (id, candidates) = address::decode(address)?;
+        let (id, candidates) = address::decode(address::TCP, address)?;
         Ok(Box::new(connect::Dialing::new(id, &candidates, &self.options, &self.secret)?))
     }
 
@@ -118,7 +118,7 @@ const LOCAL_BUFFER_BYTES: usize = 512 << 10;
 
 /// Lets even a receiver that only waits notice that the other host has vanished. Sockets come here non-blocking and without
 /// delay of small messages.
-fn prepare(stream: &TcpStream) -> Result<()> {
+pub(crate) fn prepare(stream: &TcpStream) -> Result<()> {
     use rustix::net::sockopt;
     let ends = stream.local_addr().and_then(|near| Ok((near.ip(), stream.peer_addr()?.ip())));
     if ends.is_ok_and(|(near, far)| near == far) {
@@ -134,10 +134,10 @@ fn prepare(stream: &TcpStream) -> Result<()> {
 }
 
 /// Tells a listener from others that had its port before, or have the same address on another host. Random.
-type ListenerId = [u8; 8];
+pub(crate) type ListenerId = [u8; 8];
 
 /// The secret of a listener's connections: whoever means another listener does not know it.
-fn listener_secret(secret: &Secret, id: ListenerId) -> Secret {
+pub(crate) fn listener_secret(secret: &Secret, id: ListenerId) -> Secret {
     secret.derive(&format!("tcp listener {:016x}", u64::from_le_bytes(id)))
 }
 

@@ -82,7 +82,9 @@ impl Options {
     /// [`Error::Invalid`] naming the variable that makes no sense; [`Error::Io`] from the operating system.
     pub fn from_env() -> Result<Self> {
         let mut options = Self::new(Choice::from_env()?.addresses()?).with_sockets_from_env()?;
-        while options.addresses.len() > 1 && address::encode([0; 8], &options.addresses).is_none() {
+        while options.addresses.len() > 1
+            && address::encode(address::TCP, [0; 8], &options.addresses).is_none()
+        {
             options.addresses.pop();
         }
         let holds = |interface: &&Interface| interface.addresses.contains(&options.addresses[0]);
@@ -132,7 +134,7 @@ impl Options {
         }
         let reason = if self.addresses.is_empty() {
             "there must be at least one"
-        } else if address::encode([0; 8], &self.addresses).is_none() {
+        } else if address::encode(address::TCP, [0; 8], &self.addresses).is_none() {
             "there are too many to pass on; 15 IPv4 or 5 IPv6 addresses fit"
         } else {
             return Ok(());

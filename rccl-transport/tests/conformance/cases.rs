@@ -293,7 +293,8 @@ pub(crate) fn descriptors_tell_when_to_poll(subject: &Subject) {
             if !writing.is_empty() || !reading.is_empty() {
                 // SAFETY: the channel owns the descriptor and is not touched during the wait.
                 let borrow = |fd: &i32| unsafe { BorrowedFd::borrow_raw(*fd) };
-                let out = writing.iter().map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::OUT));
+                let either = PollFlags::OUT | PollFlags::IN;
+                let out = writing.iter().map(|fd| PollFd::from_borrowed_fd(borrow(fd), either));
                 let into = reading.iter().map(|fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN));
                 let mut waits: Vec<_> = out.chain(into).collect();
                 assert!(

@@ -39,6 +39,8 @@ conformance! {
     tcp_v6: crate::Subject::tcp(rccl_transport::tcp::Options::loopback_v6());
     shm: crate::Subject::shm(|transport| transport);
     shm_without_lending: crate::Subject::shm(rccl_transport::shm::Transport::without_lending);
+    verbs: crate::Subject::verbs(1);
+    verbs_two_queue_pairs: crate::Subject::verbs(2);
     sim: crate::Subject::sims(&rccl_transport::sim::Settings::default());
     sim_registered_deep: crate::Subject::sims(&rccl_transport::sim::Settings {
         needs_registration: true,

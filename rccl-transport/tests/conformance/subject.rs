@@ -15,7 +15,7 @@ use std::{
 use rccl_transport::{
     Error, Region, Result, Secret, Slice,
     channel::{Address, Completion, Connecting, Listener, RecvChannel, Registration, SendChannel, Transport},
-    shm, sim, tcp,
+    shm, sim, tcp, verbs,
 };
 
 /// How long anything may take before a test fails.
@@ -98,6 +98,42 @@ impl Subject {
             near: transport(secret.clone()),
             far: transport(secret),
             wrong: Some(transport(Secret::random().unwrap())),
+            knock: Some(knock),
+            pump: Box::new(std::thread::yield_now),
+            registered: RefCell::default(),
+        }]
+    }
+
+    /// RDMA from the first to the last of this machine's usable devices; nothing where there is none.
+    pub(crate) fn verbs(queue_pairs: usize) -> Vec<Self> {
+        let found = verbs::devices().map(|devices| {
+            let options = |device: &verbs::Device| {
+                let options = verbs::Options::loopback().with_queue_pairs(queue_pairs);
+                let options = options.on_port(&device.name, device.ports.first()?.number);
+                options.choose(&devices).ok().map(|_| options)
+            };
+            devices.iter().filter_map(options).collect::<Vec<_>>()
+        });
+        let usable = match &found {
+            Ok(usable) if !usable.is_empty() => usable,
+            nothing => {
+                assert!(std::env::var_os("RCCL_LAB").is_none(), "the lab must have devices: {nothing:?}");
+                println!("not run: there is no RDMA device here ({nothing:?}); `cargo xtask lab` has two");
+                return Vec::new();
+            }
+        };
+        let secret = Secret::random().unwrap();
+        let transport = |options: Option<&verbs::Options>, secret| {
+            Arc::new(verbs::Transport::new(options.unwrap().clone(), secret).unwrap())
+        };
+        let knock = |address: &Address| -> Box<dyn Raw> {
+            Box::new(TcpStream::connect(verbs::candidates(address).unwrap()[0]).unwrap())
+        };
+        vec![Self {
+            name: format!("verbs with {queue_pairs} queue pairs"),
+            near: transport(usable.first(), secret.clone()),
+            far: transport(usable.last(), secret),
+            wrong: Some(transport(usable.first(), Secret::random().unwrap())),
             knock: Some(knock),
             pump: Box::new(std::thread::yield_now),
             registered: RefCell::default(),

@@ -3,7 +3,7 @@
 mod checks;
 mod examples;
 mod readme;
-mod steps;
+pub(crate) mod steps;
 
 use std::{
     path::Path,

@@ -8,10 +8,10 @@ use std::{
 };
 
 use super::{checks, examples, readme};
-use crate::{Result, command, header, kernels};
+use crate::{Result, command, header, kernels, lab};
 
 /// Longest that one command of a step may run.
-pub(super) const LIMIT: Duration = Duration::from_secs(30 * 60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// One step of the run.
 pub(super) struct Step {
@@ -46,13 +46,14 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "docs", about: "the documentation builds without a warning", run: docs },
     Step { name: "doctest", about: "the examples in the documentation", run: doctest },
     Step { name: "test", about: "unit, simulation, conformance and C tests", run: test },
+    Step { name: "lab", about: "the tests of RDMA, on an emulated machine that has it", run: lab::step },
     Step { name: "examples", about: "examples/ that need no GPU run and print", run: examples::run },
     Step { name: "readme", about: "the marked commands of README.md run", run: readme::run },
 ];
 
 /// A cargo command in the workspace, with warnings as errors. Every step uses the same flags, so that nothing is
 /// compiled twice.
-pub(super) fn cargo(root: &Path, arguments: &[&str]) -> Command {
+pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root).env("RUSTFLAGS", flags_with_warnings_denied("RUSTFLAGS"));
     command

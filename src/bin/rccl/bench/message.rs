@@ -118,7 +118,7 @@ pub(super) struct Hello {
     pub(super) rank: u32,
     /// How it reaches the others, in the library's words.
     pub(super) describe: String,
-    /// The slowest kind of transport it uses: "tcp" if any, else "shm".
+    /// The slowest kind of transport it uses: "tcp" if any, else "verbs" if any, else "shm".
     pub(super) transport: String,
     /// The version of another library that is measured.
     pub(super) version: Option<String>,

@@ -1,5 +1,6 @@
 //! `rccl bench`: how fast collectives are, whether they are right, and how that compares.
 
+mod channel;
 mod data;
 mod gpu;
 mod launch;
@@ -36,6 +37,9 @@ pub(crate) use tune::{TuneOptions, tune};
 pub(crate) use worker::{WorkerOptions, run as run_worker};
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    if let Some(options::Part::Channel(options)) = &options.part {
+        return channel::run(options);
+    }
     let settings = options.settings(gpu::devices)?;
     let machine = Machine::here();
     let mut campaign = Campaign {
@@ -170,7 +174,7 @@ impl Campaign<'_> {
                 processes: if gpus.is_some_and(|gpus| gpus.together) { 1 } else { spec.ranks },
                 algorithm: self.settings.algorithm.map_or("auto", |it| it.name()).to_owned(),
                 protocol: self.options.protocol.name().to_owned(),
-                path: if transport == "tcp" { "net" } else { "host" }.to_owned(),
+                path: if transport == "shm" { "host" } else { "net" }.to_owned(),
                 transport: transport.to_owned(),
                 graph: gpus.is_some_and(|gpus| gpus.graph),
                 env: self.provenance.env.clone(),
@@ -197,6 +201,7 @@ impl Campaign<'_> {
 /// What is measured, as records are named: ranks that share GPUs are no measure of GPUs without peer-to-peer.
 fn what(settings: &Settings, transport: &str) -> String {
     match settings.gpus {
+        None if transport == "verbs" => transport.to_owned(),
         None => format!("cpu-{transport}"),
         Some(gpus) if gpus.shared => "gpu-shared".to_owned(),
         Some(_) => "gpu-no-p2p".to_owned(),

@@ -13,8 +13,11 @@ use crate::{names, size};
 /// Options and columns mean what they mean in nccl-tests. Without sizes: 1 KiB to 64 MiB by 4, first over shared memory and
 /// then over TCP, in less than 20 seconds.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = EXPLANATION)]
+#[command(after_long_help = EXPLANATION, args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
+    #[command(subcommand)]
+    pub(super) part: Option<Part>,
+
     /// Which collective
     #[arg(default_value = "all-reduce", value_parser = names::collective())]
     pub(super) collective: Collective,
@@ -57,7 +60,7 @@ pub(crate) struct Options {
     /// What carries the bytes [default: auto; without sizes shm, then tcp]
     #[arg(long, value_enum, help_heading = "What is done")]
     pub(super) transport: Option<Transport>,
-    /// The kind of path: host is shared memory, net is TCP
+    /// The kind of path: host is shared memory, net is TCP, or RDMA where the transport says so
     #[arg(long, value_enum, default_value_t = Path::Auto, help_heading = "What is done")]
     pub(super) path: Path,
     /// How messages are signalled between GPUs; host memory knows no choice
@@ -125,6 +128,12 @@ pub(crate) struct Options {
     pub(super) record: bool,
 }
 
+/// What else than collectives can be measured.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Part {
+    Channel(super::channel::Options),
+}
+
 const EXPLANATION: &str = "\
 Columns:
   size      bytes of the larger of a rank's two buffers
@@ -154,13 +163,13 @@ Variables: RCCL_* and NCCL_* act on the measured processes as on any other; see 
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
-    /// Shared memory between ranks of one machine, TCP between machines
+    /// Shared memory between ranks of one machine; between machines RDMA where both have it, else TCP
     Auto,
     /// Shared memory
     Shm,
     /// TCP, also within the machine
     Tcp,
-    /// RDMA
+    /// RDMA, also within the machine: RoCE and InfiniBand
     Verbs,
 }
 

@@ -128,9 +128,7 @@ impl Options {
             }
         };
         match (self.transport, by_path) {
-            (Some(Transport::Verbs), _) => {
-                Err(Error::usage("--transport", "verbs is not built in this version; use shm or tcp"))
-            }
+            (Some(Transport::Verbs), Some(Transport::Tcp)) => Ok(vec![Transport::Verbs]),
             (Some(transport), Some(path)) if transport != Transport::Auto && transport != path => {
                 let reason =
                     format!("{} is not what --path asks for; leave one of the two out", transport.name());
@@ -270,7 +268,7 @@ mod tests {
             ("--graph", "add --device cuda"),
             ("--protocol ll", "host memory has no such protocol"),
             ("--path p2p", "GPU to GPU"),
-            ("--transport verbs", "not built in this version"),
+            ("--transport verbs --path host", "leave one of the two out"),
             ("--path net --transport shm", "leave one of the two out"),
             ("--peer nccl", "gloo or openmpi"),
             ("all-gather --algorithm relay", "all-gather has no algorithm relay"),
@@ -281,6 +279,7 @@ mod tests {
             assert!(message.contains(hint), "{line}: {message}");
         }
         assert_eq!(settings("--path host").unwrap().transports, [Transport::Shm]);
+        assert_eq!(settings("--path net --transport verbs").unwrap().transports, [Transport::Verbs]);
         assert_eq!(
             settings("--peer gloo --peer-env A=b=c").unwrap().peer_env,
             [("A".to_owned(), "b=c".to_owned())]

@@ -173,7 +173,8 @@ impl Rank {
         let communicator = Communicator::create(id, rank, ranks, options)?;
         bind(rank, ranks)?;
         let description = communicator.describe();
-        let transport = if description.transports.contains(&"tcp") { "tcp" } else { "shm" };
+        let uses = |name: &&str| description.transports.contains(name);
+        let transport = ["tcp", "verbs"].into_iter().find(uses).unwrap_or("shm");
         let hello = Hello {
             rank,
             describe: description.to_string(),

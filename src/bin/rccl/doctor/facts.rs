@@ -42,6 +42,10 @@ pub(super) struct Facts {
     pub(super) environment: Vec<(String, String)>,
     /// What the library says of its variables.
     pub(super) library_options: Result<(), String>,
+    /// The RDMA port that would be used, or why there is none.
+    pub(super) rdma: Result<String, String>,
+    /// The counters of RDMA ports: port, counter, value.
+    pub(super) rdma_counters: Vec<(String, String, u64)>,
     /// Libraries forced into every process by the system.
     pub(super) preload_file: Option<String>,
     /// Bridges above GPUs with the control bits of their access control services; `None` where the kernel does not show
@@ -69,6 +73,8 @@ impl Facts {
                 })
                 .collect(),
             library_options: rccl::Options::from_env().map(drop).map_err(|error| error.to_string()),
+            rdma: rdma().map_err(|error| error.to_string()),
+            rdma_counters: rdma_counters(&machine),
             preload_file: tree.text("/etc/ld.so.preload").filter(|text| !text.is_empty()),
             access_control: access_control(&tree, &machine),
             machine,
@@ -88,6 +94,22 @@ impl Facts {
         };
         self.machine.interfaces.iter().filter(leads_out)
     }
+}
+
+/// The port that the library would take.
+fn rdma() -> rccl_transport::Result<String> {
+    let options = rccl_transport::verbs::Options::from_env()?;
+    let (device, port) = options.choose(&rccl_transport::verbs::devices()?)?;
+    Ok(format!("{} port {}", device.name, port.number))
+}
+
+fn rdma_counters(machine: &Machine) -> Vec<(String, String, u64)> {
+    let of = |it: &net::Rdma| {
+        let port = format!("{}:{}", it.device, it.port);
+        let counters = rccl_transport::verbs::counters(&it.device, u8::try_from(it.port).unwrap_or(1));
+        counters.into_iter().map(move |(name, value)| (port.clone(), name, value))
+    };
+    machine.rdma.iter().flat_map(of).collect()
 }
 
 /// How long each of the trials may take.

@@ -32,7 +32,7 @@ fn descriptors(facts: &Facts) -> Check {
     }
 }
 
-fn locked_memory(facts: &Facts) -> Check {
+pub(super) fn locked_memory(facts: &Facts) -> Check {
     let name = "locked memory";
     // What two stations of the usual size and their messages take.
     let wanted = 64 << 20;

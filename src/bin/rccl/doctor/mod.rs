@@ -7,6 +7,7 @@ mod limits;
 mod memory;
 mod net;
 mod network;
+mod rdma;
 #[cfg(test)]
 mod tests;
 mod transports;
@@ -39,6 +40,12 @@ pub(crate) struct Options {
 #[derive(Debug, clap::Subcommand)]
 enum Part {
     Net(net::Options),
+    /// RDMA: lockable memory, ports, GIDs, MTU, counters
+    Rdma {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// How bad it is.
@@ -88,12 +95,18 @@ struct Report {
 }
 
 impl Report {
-    fn new(facts: &Facts) -> Self {
-        let mut checks = limits::checks(facts);
-        checks.extend(memory::checks(facts));
-        checks.extend(network::checks(facts));
-        checks.extend(gpu::checks(facts));
-        checks.extend(environment::checks(facts));
+    fn new(facts: &Facts, rdma_only: bool) -> Self {
+        let mut checks = Vec::new();
+        if rdma_only {
+            checks.push(limits::locked_memory(facts));
+        } else {
+            checks.extend(limits::checks(facts));
+            checks.extend(memory::checks(facts));
+            checks.extend(network::checks(facts));
+            checks.extend(gpu::checks(facts));
+            checks.extend(environment::checks(facts));
+        }
+        checks.extend(rdma::checks(facts));
         Self {
             machine: facts.machine.summary(),
             verdict: checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Ok),
@@ -130,11 +143,13 @@ impl Report {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    if let Some(Part::Net(options)) = &options.part {
-        return net::run(options);
-    }
-    let report = Report::new(&Facts::gather(options.ranks));
-    if options.json {
+    let (rdma_only, json) = match &options.part {
+        Some(Part::Net(options)) => return net::run(options),
+        Some(Part::Rdma { json }) => (true, *json),
+        None => (false, options.json),
+    };
+    let report = Report::new(&Facts::gather(options.ranks), rdma_only);
+    if json {
         output::json(&report)?;
     } else {
         output::line(report.text())?;

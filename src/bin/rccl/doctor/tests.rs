@@ -3,7 +3,7 @@
 use super::{Check, Report, Verdict, facts::Facts};
 use crate::topo::{
     Machine,
-    net::{Interface, Kind},
+    net::{Gid, Interface, Kind, Rdma},
     pci::{Gpu, Link},
     tree::Tree,
 };
@@ -29,6 +29,8 @@ fn sound() -> Facts {
         instructions: vec!["AVX2"],
         environment: Vec::new(),
         library_options: Ok(()),
+        rdma_counters: Vec::new(),
+        rdma: Err("this machine has no RDMA device".to_owned()),
         preload_file: None,
         access_control: Vec::new(),
     }
@@ -65,13 +67,13 @@ fn gpu(lanes: u32) -> Gpu {
 }
 
 fn check(facts: &Facts, name: &str) -> Check {
-    let report = Report::new(facts);
+    let report = Report::new(facts, false);
     report.checks.into_iter().find(|check| check.name == name).unwrap_or_else(|| panic!("no check {name}"))
 }
 
 #[test]
 fn a_sound_machine() {
-    let report = Report::new(&sound());
+    let report = Report::new(&sound(), false);
     assert_eq!(report.verdict, Verdict::Ok, "{}", report.text());
     assert!(report.checks.iter().all(|check| check.fix.is_none()));
     let usable: Vec<(&str, bool)> = report.transports.iter().map(|it| (it.name, it.usable)).collect();
@@ -85,7 +87,7 @@ fn what_is_not_ok_says_what_to_do() {
     facts.descriptors = Some(64);
     facts.machine.memory.transparent_shared = Some("never".to_owned());
     facts.ranks = 9;
-    let report = Report::new(&facts);
+    let report = Report::new(&facts, false);
     assert_eq!(report.verdict, Verdict::Fail);
     for check in &report.checks {
         assert_eq!(check.verdict == Verdict::Ok, check.fix.is_none(), "{check:?}");
@@ -147,7 +149,7 @@ fn a_misspelt_variable_and_a_hidden_secret() {
     facts.environment = vec![("RCCL_P2P_DISABEL".to_owned(), "1".to_owned())];
     assert_eq!(check(&facts, "variables").verdict, Verdict::Warn);
     facts.environment = vec![("RCCL_SECRET".to_owned(), "hush".to_owned())];
-    assert!(!Report::new(&facts).text().contains("hush"));
+    assert!(!Report::new(&facts, false).text().contains("hush"));
 }
 
 #[test]
@@ -163,13 +165,13 @@ fn a_shim_is_reported() {
 fn switching_shared_memory_off() {
     let mut facts = sound();
     facts.environment = vec![("NCCL_SHM_DISABLE".to_owned(), "1".to_owned())];
-    let transports = Report::new(&facts).transports;
+    let transports = Report::new(&facts, false).transports;
     assert!(!transports[0].usable && transports[0].reason.contains("NCCL_SHM_DISABLE"));
 }
 
 #[test]
 fn gpus_are_judged_only_where_there_are_some() {
-    assert!(Report::new(&sound()).checks.iter().all(|check| check.name != "IOMMU"));
+    assert!(Report::new(&sound(), false).checks.iter().all(|check| check.name != "IOMMU"));
 
     let mut facts = sound();
     facts.machine.gpus = vec![gpu(16), gpu(4)];
@@ -191,4 +193,42 @@ fn an_idle_link_is_no_fault() {
     facts.machine.host.nvidia_driver = Some("560.35".to_owned());
     assert_eq!(check(&facts, "GPU links").verdict, Verdict::Ok);
     assert_eq!(check(&facts, "NVIDIA driver").verdict, Verdict::Warn);
+}
+
+#[test]
+fn rdma_ports_and_what_ails_them() {
+    let mut facts = sound();
+    let gid = Gid { index: 3, address: "10.0.0.1".to_owned(), kind: "RoCE v2", chosen: true };
+    facts.machine.rdma = vec![Rdma {
+        device: "mlx5_0".to_owned(),
+        port: 1,
+        link_layer: "Ethernet".to_owned(),
+        state: "4: ACTIVE".to_owned(),
+        rate: "100 Gb/sec (4X EDR)".to_owned(),
+        gids: 1,
+        mtu_bytes: Some(4096),
+        addresses: vec![gid],
+        interface: Some("eth0".to_owned()),
+        pci: None,
+        numa_node: None,
+    }];
+    facts.rdma = Ok("mlx5_0 port 1".to_owned());
+    facts.locked_bytes = None;
+    let only = Report::new(&facts, true);
+    assert_eq!((only.verdict, only.checks.len()), (Verdict::Ok, 6), "{}", only.text());
+    assert!(only.transports[2].usable && check(&facts, "RDMA address").found.contains("GID 3 (10.0.0.1"));
+
+    facts.machine.rdma[0].state = "1: DOWN".to_owned();
+    facts.machine.rdma[0].mtu_bytes = Some(1024);
+    facts.machine.rdma[0].addresses[0].chosen = false;
+    facts.rdma_counters = vec![("mlx5_0:1".to_owned(), "packet_seq_err".to_owned(), 7)];
+    for (name, words) in [
+        ("RDMA link", "ip link set eth0 up"),
+        ("RDMA MTU", "ip link set eth0 mtu 9000"),
+        ("RDMA address", "NCCL_IB_GID_INDEX"),
+        ("RDMA counters", "priority flow control"),
+    ] {
+        let check = check(&facts, name);
+        assert!(check.verdict == Verdict::Warn && check.fix.unwrap().contains(words), "{name}");
+    }
 }

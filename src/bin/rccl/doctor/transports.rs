@@ -49,12 +49,9 @@ fn tcp(facts: &Facts) -> Transport {
 }
 
 fn verbs(facts: &Facts) -> Transport {
-    let ports: Vec<String> =
-        facts.machine.rdma.iter().map(|it| format!("{}:{}", it.device, it.port)).collect();
-    let seen = if ports.is_empty() {
-        "no RDMA adapter here".to_owned()
-    } else {
-        format!("sees {}", ports.join(", "))
+    let (usable, reason) = match &facts.rdma {
+        Ok(port) => (true, format!("ranks of other machines, by {port}")),
+        Err(error) => (false, error.clone()),
     };
-    Transport { name: "verbs", usable: false, reason: format!("not built in this version ({seen})") }
+    Transport { name: "verbs", usable, reason }
 }

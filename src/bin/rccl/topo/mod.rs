@@ -43,7 +43,9 @@ impl Machine {
     /// This machine, now.
     pub(crate) fn here() -> Self {
         let usable = thread::available_parallelism().map_or(1, usize::from);
-        Self::read(&Tree::machine(), &net::addresses(), usable)
+        let mut machine = Self::read(&Tree::machine(), &net::addresses(), usable);
+        net::ask_library(&mut machine.rdma);
+        machine
     }
 
     /// The same, and what the driver knows of the way between its GPUs.

@@ -1,5 +1,6 @@
 //! Network interfaces and RDMA adapters.
 
+use rccl_transport::verbs;
 use serde::Serialize;
 
 use super::{pci, tree::Tree};
@@ -122,12 +123,52 @@ pub(crate) struct Rdma {
     pub(crate) rate: String,
     /// Identifiers the port can be addressed by; RoCE has one for each IP address and version.
     pub(crate) gids: usize,
+    /// The largest payload of a packet in bytes; unknown without rdma-core's library.
+    pub(crate) mtu_bytes: Option<u32>,
+    /// The identifiers in use; unknown without rdma-core's library.
+    pub(crate) addresses: Vec<Gid>,
     /// The network interface of the same port.
     pub(crate) interface: Option<String>,
     /// The PCI device behind it.
     pub(crate) pci: Option<String>,
     /// The memory node nearest to it.
     pub(crate) numa_node: Option<u32>,
+}
+
+/// An identifier of an RDMA port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Gid {
+    /// Its index, as in `NCCL_IB_GID_INDEX`.
+    pub(crate) index: u8,
+    /// Its IP address, or the bytes in that form.
+    pub(crate) address: String,
+    /// "RoCE v2", or "other": RoCE v1 and InfiniBand.
+    pub(crate) kind: &'static str,
+    /// Whether it is the one that is tried first.
+    pub(crate) chosen: bool,
+}
+
+/// Adds to the ports what rdma-core's library tells of them, if it is there.
+pub(crate) fn ask_library(ports: &mut [Rdma]) {
+    let options = verbs::Options::from_env().unwrap_or_else(|_| verbs::Options::loopback());
+    for device in verbs::devices().into_iter().flatten() {
+        for found in &device.ports {
+            let is_it = |it: &&mut Rdma| it.device == device.name && it.port == u32::from(found.number);
+            let Some(port) = ports.iter_mut().find(is_it) else { continue };
+            let chosen = options.preferred_gid(found).map(|gid| gid.index);
+            port.mtu_bytes = Some(found.mtu_bytes);
+            port.addresses = found
+                .gids
+                .iter()
+                .map(|gid| Gid {
+                    index: gid.index,
+                    address: gid.address().to_string(),
+                    kind: if gid.kind == verbs::GidKind::RoceV2 { "RoCE v2" } else { "other" },
+                    chosen: chosen == Some(gid.index),
+                })
+                .collect();
+        }
+    }
 }
 
 pub(crate) fn rdma(tree: &Tree) -> Vec<Rdma> {
@@ -149,6 +190,8 @@ pub(crate) fn rdma(tree: &Tree) -> Vec<Rdma> {
                 state: text("state"),
                 rate: text("rate"),
                 gids,
+                mtu_bytes: None,
+                addresses: Vec::new(),
                 interface: tree.text(&format!("{directory}/ports/{name}/gid_attrs/ndevs/0")),
                 pci: pci.clone(),
                 numa_node: pci::numa_node(tree, &format!("{directory}/device")),

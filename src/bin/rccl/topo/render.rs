@@ -14,7 +14,7 @@ pub(crate) fn text(machine: &Machine) -> String {
     section(&mut text, "Processors", &processors(machine));
     section(&mut text, "Memory", &memory(machine));
     section(&mut text, "Network interfaces", &table(&interfaces(machine)));
-    let rdma = if machine.rdma.is_empty() { "none".to_owned() } else { table(&rdma(machine)) };
+    let rdma = if machine.rdma.is_empty() { "none".to_owned() } else { rdma(machine) };
     section(&mut text, "RDMA ports", &rdma);
     section(&mut text, "GPUs", &gpus(machine));
     text
@@ -133,23 +133,51 @@ fn interfaces(machine: &Machine) -> Table {
     table
 }
 
-fn rdma(machine: &Machine) -> Table {
-    let mut table =
-        output::table(&["device", "port", "link", "state", "rate", "GIDs", "interface", "PCI", "NUMA"]);
+fn rdma(machine: &Machine) -> String {
+    let mut ports = output::table(&[
+        "device",
+        "port",
+        "link",
+        "state",
+        "rate",
+        "MTU",
+        "GIDs",
+        "interface",
+        "PCI",
+        "NUMA",
+    ]);
+    let mut gids = output::table(&["", "device", "port", "GID", "kind", "address"]);
     for it in &machine.rdma {
-        table.add_row([
+        ports.add_row([
             it.device.clone(),
             it.port.to_string(),
             it.link_layer.clone(),
             it.state.clone(),
             it.rate.clone(),
+            or_dash(it.mtu_bytes),
             it.gids.to_string(),
             or_dash(it.interface.as_ref()),
             or_dash(it.pci.as_ref()),
             or_dash(it.numa_node),
         ]);
+        for gid in &it.addresses {
+            gids.add_row([
+                if gid.chosen { "*" } else { "" }.to_owned(),
+                it.device.clone(),
+                it.port.to_string(),
+                gid.index.to_string(),
+                gid.kind.to_owned(),
+                gid.address.clone(),
+            ]);
+        }
     }
-    table
+    let mut text = table(&ports);
+    if gids.row_count() > 0 {
+        text.push('\n');
+        text.push_str(&table(&gids));
+        text.push_str("\n* is tried first; GPU memory goes through host memory: GPUDirect RDMA is not built in this version");
+    }
+    text
 }
 
 fn gpus(machine: &Machine) -> String {
