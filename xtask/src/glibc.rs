@@ -12,6 +12,7 @@ pub(crate) type Version = (u32, u32);
 /// Functions that were in libpthread or libdl before glibc 2.34, unchanged. Every process that NCCL runs in has both.
 const MOVED: &[&str] = &[
     "dlclose",
+    "dlerror",
     "dlopen",
     "dlsym",
     "pthread_attr_destroy",
