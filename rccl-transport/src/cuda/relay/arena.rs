@@ -245,7 +245,7 @@ mod tests {
         let file = Arena::create(2).unwrap();
         assert!(rustix::fs::ftruncate(&file, 0).is_err());
         assert!(rustix::io::fcntl_getfd(&file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
-        let error = Arena::map(&file, 3).unwrap_err();
+        let error = Arena::map(&file, 4).unwrap_err();
         assert!(matches!(error, Error::Refused { .. }), "{error}");
     }
 
