@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         }
         return libtest_mimic::run(&arguments, Vec::new()).exit_code();
     }
-    let tests: [(&str, Test); 12] = [
+    let tests: [(&str, Test); 13] = [
         ("two_ranks_on_two_hosts", || agree(&group("agree", 2, &[]))),
         ("four_ranks_on_two_hosts", || agree(&group("agree", 4, &[]))),
         ("over_rdma_within_one_host_too", one_host),
@@ -55,6 +55,7 @@ fn main() -> ExitCode {
         ("a_gid_that_is_none", || refused(&[("NCCL_IB_GID_INDEX", "9")], "NCCL_IB_GID_INDEX is `9`")),
         ("mtus_that_differ", mtus_that_differ),
         ("packets_that_do_not_fit_the_path", packets_that_do_not_fit),
+        ("rdma_that_leads_nowhere_is_replaced_by_tcp", rdma_leads_nowhere),
         ("a_thousand_connections_leak_nothing", thousand_connections),
     ];
     let trials = tests.into_iter().map(|(name, test)| Trial::test(name, test)).collect();
@@ -85,12 +86,17 @@ fn group(case: &str, size: u32, environment: &[(&str, &str)]) -> Vec<Process> {
 }
 
 fn agree(group: &[Process]) -> Result<(), Failed> {
+    agree_over("verbs", group)
+}
+
+/// As [`agree`], where `network` carries what goes between hosts.
+fn agree_over(network: &str, group: &[Process]) -> Result<(), Failed> {
     for (rank, process) in group.iter().enumerate() {
         let transports = process.line(PATIENCE)?;
         let expected = (0..group.len()).map(|other| match (other == rank, other % 2 == rank % 2) {
             (true, _) => "self",
             (_, true) => "shm",
-            _ => "verbs",
+            _ => network,
         });
         let expected = expected.collect::<Vec<_>>().join(" ");
         if transports != expected {
@@ -209,6 +215,14 @@ fn mtus_that_differ() -> Result<(), Failed> {
 fn packets_that_do_not_fit() -> Result<(), Failed> {
     ip("-n sw link set p1 mtu 1500");
     let result = refused(&[("NCCL_IB_GID_INDEX", "1")], "packets of 4096 bytes");
+    ip("-n sw link set p1 mtu 4500");
+    result
+}
+
+/// Nobody asked for RDMA by name, so TCP, which takes another way, does instead.
+fn rdma_leads_nowhere() -> Result<(), Failed> {
+    ip("-n sw link set p1 mtu 1500");
+    let result = agree_over("tcp", &group("agree-briefly", 2, &[("NCCL_IB_GID_INDEX", "1")]));
     ip("-n sw link set p1 mtu 4500");
     result
 }

@@ -183,9 +183,9 @@ impl Creation<'_> {
             ports.add_doorbell(peer, arena.doorbell(peer));
         }
         let network = (residents.len() < self.group.size() as usize).then(|| self.network_transports());
-        let network = network.transpose()?;
-        let channels = match &network {
-            Some(network) => self.connect_elsewhere(&residents, network)?,
+        let mut network = network.transpose()?;
+        let channels = match &mut network {
+            Some(network) => self.connect_by_network(&residents, network)?,
             None => Channels::default(),
         };
         add_stations(&mut ports, self.group, &arena, &residents, channels, network.as_ref())?;
@@ -302,23 +302,45 @@ impl Creation<'_> {
         Ok(arena)
     }
 
+    /// Connects over RDMA where both ends have it, and over TCP alone if that fails for anybody: an adapter may be there whose
+    /// network leads nowhere. Who asked for RDMA by name gets the error. All ranks that have peers elsewhere call it.
+    fn connect_by_network(&mut self, residents: &[Rank], network: &mut Network) -> Result<Channels> {
+        if self.options.transport == TransportChoice::Verbs || !network.uses_rdma() {
+            return self.connect_elsewhere(residents, network, self.deadline);
+        }
+        let trial = self.deadline.at_most(RDMA_TRIAL);
+        let attempt = self.connect_elsewhere(residents, network, trial);
+        let failure = attempt.as_ref().err().map_or_else(String::new, Error::to_string);
+        let failures = self.all_gather(failure.as_bytes())?;
+        let Some(rank) = failures.iter().position(|failure| !failure.is_empty()) else { return attempt };
+        let why = String::from_utf8_lossy(&failures[rank]);
+        tracing::warn!(
+            "TCP is used between hosts although they have RDMA: on rank {rank}, {why} (NCCL_IB_DISABLE=1 saves the attempt, \
+             RCCL_TRANSPORT=verbs makes this an error)"
+        );
+        drop(attempt);
+        network.give_up_rdma();
+        self.connect_elsewhere(residents, network, self.deadline)
+    }
+
     /// Connects the stations whose other end lives on another host: two channels each way for every such rank.
-    fn connect_elsewhere(&mut self, residents: &[Rank], network: &Network) -> Result<Channels> {
+    fn connect_elsewhere(
+        &mut self,
+        residents: &[Rank],
+        network: &Network,
+        deadline: Deadline,
+    ) -> Result<Channels> {
         let elsewhere: Vec<Rank> = self.group.ranks().filter(|rank| !residents.contains(rank)).collect();
         let mut channels = Channels::default();
         let me = self.group.rank();
-        let mut listening = Vec::new();
         let mut addresses = Vec::new();
-        for &peer in &elsewhere {
-            for station in
-                [Station::Shared { publisher: peer }, Station::Pair { publisher: peer, reader: me }]
-            {
-                let end = network.to(peer).listen()?;
-                encode_address(peer, &station, &end.address(), &mut addresses);
-                listening.push(Channel { station, peer, end });
-            }
+        let listening = self.listen(&elsewhere, network, &mut addresses);
+        if listening.is_err() {
+            addresses.clear();
         }
+        // Before anything may fail, so that all ranks exchange as often.
         let tables = self.all_gather(&addresses)?;
+        let mut listening = listening?;
         let mut connecting = Vec::new();
         for &peer in &elsewhere {
             for (station, address) in decode_addresses(&tables[peer.index()], me, peer)? {
@@ -329,7 +351,7 @@ impl Creation<'_> {
             let before = listening.len() + connecting.len();
             listening = poll_all(listening, &mut channels.readers, |listener| listener.poll_accept())?;
             connecting = poll_all(connecting, &mut channels.publishers, |attempt| attempt.poll())?;
-            if self.deadline.is_over() {
+            if deadline.is_over() {
                 return Err(self.missing_channels(&listening, &connecting));
             }
             if listening.len() + connecting.len() == before {
@@ -338,6 +360,27 @@ impl Creation<'_> {
             }
         }
         Ok(channels)
+    }
+
+    /// Listens for the channels that come from the ranks `elsewhere`, and appends where, for them to be told.
+    fn listen(
+        &self,
+        elsewhere: &[Rank],
+        network: &Network,
+        addresses: &mut Vec<u8>,
+    ) -> Result<Vec<Channel<Box<dyn Listener>>>> {
+        let me = self.group.rank();
+        let mut listening = Vec::new();
+        for &peer in elsewhere {
+            for station in
+                [Station::Shared { publisher: peer }, Station::Pair { publisher: peer, reader: me }]
+            {
+                let end = network.to(peer).listen()?;
+                encode_address(peer, &station, &end.address(), addresses);
+                listening.push(Channel { station, peer, end });
+            }
+        }
+        Ok(listening)
     }
 
     /// What carries messages to ranks on other hosts. All ranks that have some call it.
@@ -381,6 +424,9 @@ struct Channels {
     publishers: Vec<Channel<Box<dyn SendChannel>>>,
     readers: Vec<Channel<Box<dyn RecvChannel>>>,
 }
+
+/// How long RDMA is tried where TCP would do as well.
+const RDMA_TRIAL: std::time::Duration = std::time::Duration::from_secs(20);
 
 /// The sleep between two looks at connections in the making.
 const CONNECT_NAP: std::time::Duration = std::time::Duration::from_micros(200);
@@ -444,6 +490,10 @@ fn encode_address(publisher: Rank, station: &Station, address: &Address, bytes: 
 
 /// The stations that `me` publishes and `peer` reads, and where `peer` listens for their channels.
 fn decode_addresses(mut bytes: &[u8], me: Rank, peer: Rank) -> Result<Vec<(Station, Address)>> {
+    if bytes.is_empty() {
+        let cause = "it cannot be connected to; its own error says why".to_owned();
+        return Err(Error::PeerFailed { rank: peer.0, cause });
+    }
     let mut found = Vec::new();
     while let Some((header, rest)) = bytes.split_first_chunk::<6>() {
         let publisher = Rank(u32::from_le_bytes([header[0], header[1], header[2], header[3]]));

@@ -69,6 +69,17 @@ impl Network {
         self.has_rdma = told.iter().map(|bytes| bytes.first() == Some(&1)).collect();
     }
 
+    /// Whether any two ranks would use RDMA. All ranks come to the same answer.
+    pub(super) fn uses_rdma(&self) -> bool {
+        self.has_rdma.iter().filter(|&&has| has).count() > 1
+    }
+
+    /// Leaves everything to TCP from now on.
+    pub(super) fn give_up_rdma(&mut self) {
+        self.has_rdma.clear();
+        self.rdma = None;
+    }
+
     /// What carries messages to and from a rank; both ends come to the same answer.
     pub(super) fn to(&self, rank: Rank) -> &dyn Transport {
         match &self.rdma {
@@ -82,7 +93,7 @@ impl Network {
     /// # Errors
     /// Those of [`Transport::register`].
     pub(super) fn register(&self, region: &Arc<Region>) -> Result<Option<Arc<Registration>>> {
-        let used = self.rdma.as_ref().filter(|_| self.has_rdma.iter().filter(|&&has| has).count() > 1);
+        let used = self.rdma.as_ref().filter(|_| self.uses_rdma());
         Ok(used.map(|rdma| rdma.register(region)).transpose()?.map(Arc::new))
     }
 }
