@@ -99,6 +99,9 @@ impl Default for Options {
     }
 }
 
+/// A shorter heartbeat timeout would be spent on heartbeats.
+const MIN_HEARTBEAT: Duration = Duration::from_millis(100);
+
 impl Options {
     /// The defaults, changed by the environment's `RCCL_*` and `NCCL_*` variables.
     ///
@@ -164,6 +167,9 @@ impl Options {
         if !(1..=16).contains(&self.tcp_sockets) {
             return argument("Options::tcp_sockets", "a TCP channel has 1 to 16 sockets");
         }
+        if self.heartbeat < MIN_HEARTBEAT {
+            return argument("Options::heartbeat", "a heartbeat timeout is at least 0.1 s");
+        }
         if self.deadline.is_zero() || self.heartbeat.is_zero() || self.init_timeout.is_zero() {
             return argument("Options", "deadline, heartbeat and init_timeout must be longer than 0");
         }
@@ -223,6 +229,7 @@ fn variable_of(option: &'static str) -> &'static str {
         "Options::slots" => "environment variable RCCL_SLOTS",
         "Options::slot_bytes" => "environment variable RCCL_SLOT_BYTES",
         "Options::tcp_sockets" => "environment variable RCCL_TCP_SOCKETS",
+        "Options::heartbeat" => "environment variable RCCL_HEARTBEAT_S",
         "Options" => "environment variable RCCL_TIMEOUT_S, RCCL_HEARTBEAT_S or RCCL_INIT_TIMEOUT_S",
         other => other,
     }

@@ -363,3 +363,49 @@ fn registrations_are_counted() {
         assert_eq!(communicator.registrations(), 0);
     });
 }
+
+/// The root of a broadcast only publishes: it cannot see what the others do while it does. They learn it when it leaves.
+#[test]
+fn roots_that_all_thought_themselves_the_root_are_told() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let mut ranks = Communicator::local(2, &Options { transport, ..defaults() }).unwrap();
+        std::thread::scope(|threads| {
+            for communicator in &ranks {
+                threads.spawn(|| {
+                    communicator.broadcast_in_place(&mut [0.0_f32; 10], communicator.rank()).unwrap()
+                });
+            }
+        });
+        drop(ranks.remove(0));
+        let give_up = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let error = loop {
+            if let Some(error) = ranks[0].async_error() {
+                break error;
+            }
+            assert!(std::time::Instant::now() < give_up, "{transport:?}: nobody noticed");
+            std::thread::yield_now();
+        };
+        let text = error.to_string();
+        assert!(
+            matches!(error, Error::Mismatch { .. }) && text.contains("root 0") && text.contains("root 1"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn split_with_options_that_make_no_sense_on_one_rank_fails_on_all_at_once() {
+    let ranks = Communicator::local(2, &defaults()).unwrap();
+    std::thread::scope(|threads| {
+        for communicator in &ranks {
+            threads.spawn(move || {
+                let slots = (communicator.rank() == 0).then_some(99);
+                let error = communicator.split(Some(0), 0, &Options { slots, ..defaults() }).unwrap_err();
+                match communicator.rank() {
+                    0 => assert!(matches!(error, Error::Argument { .. }), "{error}"),
+                    _ => assert!(matches!(error, Error::PeerFailed { rank: 0, .. }), "{error}"),
+                }
+            });
+        }
+    });
+}

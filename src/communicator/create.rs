@@ -138,13 +138,20 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::create`], and those of the collectives that all ranks agree by.
     pub fn split(&self, color: Option<u32>, key: i32, options: &Options) -> Result<Option<Self>> {
-        options.check()?;
-        let mine = [color.map_or(-1, i64::from), i64::from(key)];
-        let mut all = vec![0_i64; 2 * self.size() as usize];
+        // A rank whose options make no sense takes part in the first round all the same, so that nobody waits for it.
+        let checked = options.check();
+        let mine = [color.map_or(-1, i64::from), i64::from(key), i64::from(checked.is_ok())];
+        let mut all = vec![0_i64; mine.len() * self.size() as usize];
         self.all_gather(&mine, &mut all)?;
+        checked?;
+        let (all, _) = all.as_chunks::<3>();
+        if let Some(rank) = all.iter().position(|[.., sound]| *sound == 0) {
+            let cause = "the options that it gave to split make no sense; its own error says why".to_owned();
+            return Err(Error::PeerFailed { rank: rank as u32, cause });
+        }
         let mut members: Vec<(i64, u32)> = (0..self.size())
-            .filter(|&rank| all[2 * rank as usize] == mine[0] && color.is_some())
-            .map(|rank| (all[2 * rank as usize + 1], rank))
+            .filter(|&rank| all[rank as usize][0] == mine[0] && color.is_some())
+            .map(|rank| (all[rank as usize][1], rank))
             .collect();
         members.sort_unstable();
         let leads = members.first().is_some_and(|&(_, rank)| rank == self.rank());
@@ -439,7 +446,12 @@ fn poll_all<E, C>(
 ) -> Result<Vec<Channel<E>>> {
     let mut still = Vec::new();
     for mut channel in ends {
-        match poll(&mut channel.end)? {
+        let rank = channel.peer.0;
+        let polled = poll(&mut channel.end).map_err(|error| match error {
+            rccl_transport::Error::PeerLost { cause, .. } => Error::PeerLost { rank, cause },
+            error => error.into(),
+        });
+        match polled? {
             Some(end) => made.push(Channel { station: channel.station, peer: channel.peer, end }),
             None => still.push(channel),
         }

@@ -249,6 +249,12 @@ impl Inner {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+        let error = match error {
+            Error::PeerLost { rank, .. } if self.state.has_left(rccl_core::Rank(rank)) => {
+                Error::PeerLeft { rank, waiting_for: "a call here still needs it".to_owned() }
+            }
+            error => error,
+        };
         self.seat().fail(error.clone());
         self.state.cause().unwrap_or(error)
     }

@@ -151,6 +151,8 @@ impl Member {
         for link in self.links.iter_mut().flatten() {
             let _ = link.receive(&mut Vec::new());
         }
+        // Who only publishes, as a broadcast's root, need not have noticed that others called something else; they learn it now.
+        self.announce();
         self.broadcast(&Frame::Goodbye);
     }
 

@@ -60,7 +60,11 @@ impl Program {
 
     /// What all ranks must call.
     pub(crate) fn call(&self) -> Call {
-        Call::new(&self.plan.request, self.plan.algorithm)
+        let request = &self.plan.request;
+        // Who only receives means that message.
+        let count =
+            if request.to.is_none() { request.count.max(request.receive_count) } else { request.count };
+        Call { count, ..Call::new(request, self.plan.algorithm) }
     }
 
     /// Whether every rank of the group takes part.

@@ -35,6 +35,16 @@ fn sealed_with(name: &str, len: usize, flags: MemfdFlags) -> Result<OwnedFd> {
     let failed = |call: &'static str| move |errno| Error::io(format!("{call} of {name}, {len} bytes"), errno);
     let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags).map_err(failed("memfd_create"))?;
+    // Beyond the limit on file sizes the process would be killed by a signal.
+    if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::Fsize).current
+        && limit < len as u64
+    {
+        return Err(Error::Invalid {
+            what: "the limit on file sizes (ulimit -f)".to_owned(),
+            value: format!("{limit} bytes"),
+            reason: format!("shared memory of {len} bytes counts as a file; raise the limit"),
+        });
+    }
     rustix::fs::ftruncate(&file, len as u64).map_err(failed("ftruncate"))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(failed("sealing"))?;

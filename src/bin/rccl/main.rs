@@ -10,7 +10,7 @@ mod size;
 mod sys;
 mod topo;
 
-use std::process::ExitCode;
+use std::{io::Write as _, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -60,8 +60,14 @@ fn main() -> ExitCode {
         Ok(code) => code,
         // Whoever read the output, as in `rccl plan ... | head`, has seen enough.
         Err(Error::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(Error::File { path, source })
+            if path.as_os_str() == "-" && source.kind() == std::io::ErrorKind::BrokenPipe =>
+        {
+            ExitCode::SUCCESS
+        }
         Err(error) => {
-            eprintln!("error: {error}");
+            // Whoever closed standard error learns it from the status.
+            let _ = writeln!(std::io::stderr(), "error: {error}");
             error.exit_code()
         }
     }

@@ -371,7 +371,7 @@ fn listen(rank: usize, answers: impl Read, events: &Sender<(usize, Event)>) {
 fn repeat(rank: usize, complaints: impl Read, last_words: &Mutex<VecDeque<String>>) {
     for line in BufReader::new(complaints).lines() {
         let Ok(line) = line else { return };
-        eprintln!("[rank {rank}] {line}");
+        let _ = writeln!(std::io::stderr(), "[rank {rank}] {line}");
         let mut words = last_words.lock().unwrap_or_else(PoisonError::into_inner);
         if words.len() == LAST_WORDS {
             words.pop_front();

@@ -151,6 +151,13 @@ impl Options {
             let reason = format!("the smallest size, {min} bytes, is above the largest, {max} bytes (-e)");
             return Err(Error::usage("-b", reason));
         }
+        let memory_bytes = memory_bytes();
+        if max > memory_bytes {
+            let reason = format!(
+                "buffers of {max} bytes need more memory than this machine has ({memory_bytes} bytes)"
+            );
+            return Err(Error::usage(if self.max_bytes.is_some() { "-e" } else { "-b" }, reason));
+        }
         if self.step_bytes == Some(0) {
             return Err(Error::usage("-i", "a step of 0 bytes never reaches the largest size"));
         }
@@ -207,6 +214,13 @@ pub(super) fn factor(op: ReduceOp, data_type: DataType) -> ReduceOp {
     }
 }
 
+/// Bytes of memory of this machine.
+fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    // Widths differ between architectures.
+    u64::try_from(info.totalram).unwrap_or(u64::MAX).saturating_mul(u64::from(info.mem_unit))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,6 +264,8 @@ mod tests {
         assert_eq!(sizes("-b 3 -e 20 -f 3"), [3, 9]);
         assert!(refusal("-b 2K -e 1K").contains("above the largest"));
         assert!(refusal("-b 0 -e 1K").contains("never reaches"));
+        assert!(refusal("-b 18446744073709551615").contains("than this machine has"));
+        assert!(refusal("-e 8192P").contains("than this machine has"));
         assert!(refusal("-b 1 -e 1G -i 1").contains("larger step"));
         assert_eq!(sizes("-b 0 -e 0"), [0]);
     }
