@@ -229,7 +229,7 @@ start_qemu() {
   qemu -L "$q/usr/share/qemu" -L "$q/usr/share/seabios" -L "$q/usr/lib/ipxe/qemu" \
     -accel tcg,thread=multi,tb-size=512 -cpu max,-la57 -M pc -smp "$cpus" -m "$mem" \
     -nodefaults -no-user-config -display none -no-reboot -kernel "$image/kernel" -initrd "$run/initrd" \
-    -append "console=ttyS0 loglevel=5 panic=-1 mitigations=off tsc=reliable no_timer_check nowatchdog random.trust_cpu=on" \
+    -append "console=ttyS0 loglevel=5 oops=panic panic=-1 mitigations=off tsc=reliable no_timer_check nowatchdog random.trust_cpu=on" \
     -chardev "file,id=console,path=$run/console" -serial chardev:console -device virtio-serial-pci \
     -chardev "file,id=out,path=$run/out,append=on" -device virtserialport,chardev=out,name=out \
     -chardev "file,id=err,path=$run/err,append=on" -device virtserialport,chardev=err,name=err \
@@ -251,28 +251,45 @@ chmod 755 "$run/first/init"
 cp "$image/initrd" "$run/initrd"
 (cd "$run/first" && echo init | "$image/busybox" cpio -o -H newc 2>/dev/null) >>"$run/initrd"
 
+# Starts the machine and waits until it has ended; $ended is QEMU's status.
+run_machine() {
+  # Should our own reader go away, the machine must not block: its output is then dropped.
+  { cat || :; cat >/dev/null; } <"$run/out" & out=$!
+  { cat >&2 || :; cat >/dev/null; } <"$run/err" & err=$!
+  children+=($out $err)
+  : >"$run/console"
+  start_qemu & machine=$!
+  children+=($machine)
+  # The limits: a watchdog that ends this machine, and only it.
+  (
+    trap 'kill "$nap" 2>/dev/null; exit' TERM
+    wait_for() { sleep "$1" & nap=$!; wait "$nap"; }
+    first=$((limit < boot_limit ? limit : boot_limit))
+    wait_for "$first"
+    if is_up && ((limit > first)); then wait_for "$((limit - first))"; fi
+    : >"$run/late"
+    kill "$machine" 2>/dev/null
+  ) </dev/null >/dev/null 2>&1 & watchdog=$!
+  children+=($watchdog)
+  ended=0
+  wait "$machine" || ended=$?
+  kill "$watchdog" 2>/dev/null || :
+  # If QEMU never opened these, their readers still wait for a writer.
+  : 1<>"$run/out"
+  : 1<>"$run/err"
+  wait "$out" "$err" 2>/dev/null || :
+}
+boot_limit=60
+is_up() { grep -qa 'lab: .* kernel up' "$run/console"; }
+
 started=$EPOCHREALTIME
-# Should our own reader go away, the machine must not block: its output is then dropped.
-{ cat || :; cat >/dev/null; } <"$run/out" & out=$!
-{ cat >&2 || :; cat >/dev/null; } <"$run/err" & err=$!
-children+=($out $err)
-start_qemu & machine=$!
-children+=($machine)
-# The limit: a watchdog that ends this machine, and only it.
-(
-  trap 'kill "$nap" 2>/dev/null; exit' TERM
-  sleep "$limit" & nap=$!
-  wait "$nap"
-  : >"$run/late"
-  kill "$machine" 2>/dev/null
-) </dev/null >/dev/null 2>&1 & watchdog=$!
-children+=($watchdog)
-ended=0
-wait "$machine" || ended=$?
-# If QEMU never opened these, their readers still wait for a writer.
-: 1<>"$run/out"
-: 1<>"$run/err"
-wait "$out" "$err" 2>/dev/null || :
+# Emulated processors now and then trip over code that a booting kernel changes under them: then it is started anew.
+for ((attempt = 1; attempt <= 3; attempt++)); do
+  run_machine
+  if is_up || [[ -s $run/ctl/status ]]; then break; fi
+  echo "lab: the kernel did not come up (attempt $attempt of 3)" >&2
+  ((attempt == 3)) || rm -f "$run/late"
+done
 say "$(<"$image/version"): $(awk -v a="$started" -v b="$EPOCHREALTIME" 'BEGIN {printf "%.2f s", b - a}')"
 if ((verbose)); then tr -d '\r' <"$run/console" >&2; fi
 
