@@ -217,8 +217,7 @@ pub(super) fn factor(op: ReduceOp, data_type: DataType) -> ReduceOp {
 /// Bytes of memory of this machine.
 fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
-    // Widths differ between architectures.
-    u64::try_from(info.totalram).unwrap_or(u64::MAX).saturating_mul(u64::from(info.mem_unit))
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
 #[cfg(test)]
