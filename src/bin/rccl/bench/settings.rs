@@ -264,7 +264,7 @@ mod tests {
         assert!(refusal("-b 2K -e 1K").contains("above the largest"));
         assert!(refusal("-b 0 -e 1K").contains("never reaches"));
         assert!(refusal("-b 18446744073709551615").contains("than this machine has"));
-        assert!(refusal("-e 8192P").contains("than this machine has"));
+        assert!(refusal("-e 8388608G").contains("than this machine has"));
         assert!(refusal("-b 1 -e 1G -i 1").contains("larger step"));
         assert_eq!(sizes("-b 0 -e 0"), [0]);
     }
