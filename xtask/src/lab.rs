@@ -68,7 +68,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result {
 /// A step of `cargo xtask ci`: the headers, and the tests on the default kernel.
 pub(crate) fn step(root: &Path) -> Result {
     reference(root)?;
-    run(root, &Arguments { timeout: 300, ..Arguments::default() })
+    run(root, &Arguments { timeout: 900, ..Arguments::default() })
 }
 
 /// Builds the tests of RDMA; the shell commands that run them.
