@@ -73,10 +73,10 @@ impl From<&Description> for Properties {
 
 assert_layout!(Properties: 112; v_props 64 max_p2p_bytes 88 max_coll_bytes 96 max_multi_request_size 104);
 
-/// The table.
+/// A table, of properties `P` and lists of devices `L`: later versions have other ones, and the same functions.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Net {
+pub struct Table<P, L> {
     /// The plugin's name.
     pub name: *const c_char,
     /// Prepares the plugin for a communicator.
@@ -92,7 +92,7 @@ pub struct Net {
     /// How many devices there are.
     pub devices: Option<unsafe extern "C" fn(*mut c_int) -> NcclResult>,
     /// What a device is.
-    pub properties: Option<unsafe extern "C" fn(c_int, *mut Properties) -> NcclResult>,
+    pub properties: Option<unsafe extern "C" fn(c_int, *mut P) -> NcclResult>,
     /// Listens.
     pub listen: Option<unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut *mut c_void) -> NcclResult>,
     /// Connects, polled.
@@ -173,7 +173,7 @@ pub struct Net {
     /// NULL: nobody is to be told.
     pub irecv_consumed: Option<unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> NcclResult>,
     /// Makes one device of several.
-    pub make_v_device: Option<unsafe extern "C" fn(*mut c_int, *mut FourDevices) -> NcclResult>,
+    pub make_v_device: Option<unsafe extern "C" fn(*mut c_int, *mut L) -> NcclResult>,
     /// Ends what `init` began.
     pub finalize: Option<unsafe extern "C" fn(*mut c_void) -> NcclResult>,
     /// NULL: nothing here depends on it.
@@ -181,34 +181,42 @@ pub struct Net {
 }
 
 // SAFETY: the table is constant, and its entries may be called from any thread.
-unsafe impl Sync for Net {}
+unsafe impl<P, L> Sync for Table<P, L> {}
+
+impl<P: super::Properties, L: DeviceList> Table<P, L> {
+    /// Its functions.
+    pub(super) const NEW: Self = Self {
+        name: shared::NAME,
+        init: Some(shared::init_v11),
+        devices: Some(shared::devices),
+        properties: Some(shared::properties::<P>),
+        listen: Some(shared::listen_v11),
+        connect: Some(shared::connect_v11),
+        accept: Some(shared::accept_v7),
+        reg_mr: Some(shared::register),
+        reg_mr_dma_buf: None,
+        dereg_mr: Some(shared::deregister),
+        isend: Some(shared::send_v10),
+        irecv: Some(shared::receive_v10),
+        iflush: Some(shared::flush),
+        test: Some(shared::test),
+        close_send: Some(shared::close_send),
+        close_recv: Some(shared::close_receive),
+        close_listen: Some(shared::close_listen),
+        device_mr: None,
+        irecv_consumed: None,
+        make_v_device: Some(shared::make_virtual::<L>),
+        finalize: Some(shared::finalize),
+        set_net_attr: None,
+    };
+}
+
+/// The table: `ncclNet_v11_t`.
+pub type Net = Table<Properties, FourDevices>;
 
 /// What NCCL looks up.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)] // NCCL's name.
-pub static ncclNetPlugin_v11: Net = Net {
-    name: shared::NAME,
-    init: Some(shared::init_v11),
-    devices: Some(shared::devices),
-    properties: Some(shared::properties::<Properties>),
-    listen: Some(shared::listen_v11),
-    connect: Some(shared::connect_v11),
-    accept: Some(shared::accept_v7),
-    reg_mr: Some(shared::register),
-    reg_mr_dma_buf: None,
-    dereg_mr: Some(shared::deregister),
-    isend: Some(shared::send_v10),
-    irecv: Some(shared::receive_v10),
-    iflush: Some(shared::flush),
-    test: Some(shared::test),
-    close_send: Some(shared::close_send),
-    close_recv: Some(shared::close_receive),
-    close_listen: Some(shared::close_listen),
-    device_mr: None,
-    irecv_consumed: None,
-    make_v_device: Some(shared::make_virtual::<FourDevices>),
-    finalize: Some(shared::finalize),
-    set_net_attr: None,
-};
+pub static ncclNetPlugin_v11: Net = Net::NEW;
 
 assert_layout!(Net: 176; name 0 init 8 set_net_attr 168);

@@ -1,10 +1,8 @@
 //! Version 12: NCCL 2.30 and later: virtual devices of up to eight, rails and planes.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 
-use super::{
-    Attributes, CommConfig, DeviceList, EightDevices, Logger, NcclResult, Profiler, assert_layout, shared,
-};
+use super::{DeviceList, EightDevices, assert_layout, v11::Table};
 use crate::net::device::Description;
 
 /// What a device is: `ncclNetProperties_v12_t`.
@@ -79,142 +77,12 @@ impl From<&Description> for Properties {
 
 assert_layout!(Properties: 128; name 0 pci_path 8 guid 16 ptr_support 24 reg_is_global 28 force_flush 32 speed 36 port 40 latency 44 max_comms 48 max_recvs 52 net_device_type 56 net_device_version 60 v_props 64 max_p2p_bytes 104 max_coll_bytes 112 max_multi_request_size 120 rail_id 124 plane_id 126);
 
-/// The table.
-#[derive(Debug)]
-#[repr(C)]
-pub struct Net {
-    /// The plugin's name.
-    pub name: *const c_char,
-    /// Prepares the plugin for a communicator.
-    pub init: Option<
-        unsafe extern "C" fn(
-            *mut *mut c_void,
-            u64,
-            *const CommConfig,
-            Option<Logger>,
-            Option<Profiler>,
-        ) -> NcclResult,
-    >,
-    /// How many devices there are.
-    pub devices: Option<unsafe extern "C" fn(*mut c_int) -> NcclResult>,
-    /// What a device is.
-    pub properties: Option<unsafe extern "C" fn(c_int, *mut Properties) -> NcclResult>,
-    /// Listens.
-    pub listen: Option<unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut *mut c_void) -> NcclResult>,
-    /// Connects, polled.
-    pub connect: Option<
-        unsafe extern "C" fn(
-            *mut c_void,
-            c_int,
-            *mut c_void,
-            *mut *mut c_void,
-            *mut *mut c_void,
-        ) -> NcclResult,
-    >,
-    /// Takes the next connection, polled.
-    pub accept: Option<unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut *mut c_void) -> NcclResult>,
-    /// Registers memory.
-    pub reg_mr:
-        Option<unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, *mut *mut c_void) -> NcclResult>,
-    /// NULL: devices do not reach our buffers.
-    pub reg_mr_dma_buf: Option<
-        unsafe extern "C" fn(
-            *mut c_void,
-            *mut c_void,
-            usize,
-            c_int,
-            u64,
-            c_int,
-            *mut *mut c_void,
-        ) -> NcclResult,
-    >,
-    /// Deregisters memory.
-    pub dereg_mr: Option<unsafe extern "C" fn(*mut c_void, *mut c_void) -> NcclResult>,
-    /// Sends.
-    pub isend: Option<
-        unsafe extern "C" fn(
-            *mut c_void,
-            *mut c_void,
-            usize,
-            c_int,
-            *mut c_void,
-            *mut c_void,
-            *mut *mut c_void,
-        ) -> NcclResult,
-    >,
-    /// Receives.
-    pub irecv: Option<
-        unsafe extern "C" fn(
-            *mut c_void,
-            c_int,
-            *mut *mut c_void,
-            *mut usize,
-            *mut c_int,
-            *mut *mut c_void,
-            *mut *mut c_void,
-            *mut *mut c_void,
-        ) -> NcclResult,
-    >,
-    /// Makes received bytes visible to a device.
-    pub iflush: Option<
-        unsafe extern "C" fn(
-            *mut c_void,
-            c_int,
-            *mut *mut c_void,
-            *mut c_int,
-            *mut *mut c_void,
-            *mut *mut c_void,
-        ) -> NcclResult,
-    >,
-    /// Whether a request is done.
-    pub test: Option<unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int) -> NcclResult>,
-    /// Ends a sending side.
-    pub close_send: Option<unsafe extern "C" fn(*mut c_void) -> NcclResult>,
-    /// Ends a receiving side.
-    pub close_recv: Option<unsafe extern "C" fn(*mut c_void) -> NcclResult>,
-    /// Ends a listener.
-    pub close_listen: Option<unsafe extern "C" fn(*mut c_void) -> NcclResult>,
-    /// NULL: there is no device side.
-    pub device_mr: Option<unsafe extern "C" fn(*mut c_void, *mut c_void, *mut *mut c_void) -> NcclResult>,
-    /// NULL: nobody is to be told.
-    pub irecv_consumed: Option<unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> NcclResult>,
-    /// Makes one device of several.
-    pub make_v_device: Option<unsafe extern "C" fn(*mut c_int, *mut EightDevices) -> NcclResult>,
-    /// Ends what `init` began.
-    pub finalize: Option<unsafe extern "C" fn(*mut c_void) -> NcclResult>,
-    /// NULL: nothing here depends on it.
-    pub set_net_attr: Option<unsafe extern "C" fn(*mut c_void, *mut Attributes) -> NcclResult>,
-}
-
-// SAFETY: the table is constant, and its entries may be called from any thread.
-unsafe impl Sync for Net {}
+/// The table: `ncclNet_v12_t`, that of version 11 but for what describes devices.
+pub type Net = Table<Properties, EightDevices>;
 
 /// What NCCL looks up.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)] // NCCL's name.
-pub static ncclNetPlugin_v12: Net = Net {
-    name: shared::NAME,
-    init: Some(shared::init_v11),
-    devices: Some(shared::devices),
-    properties: Some(shared::properties::<Properties>),
-    listen: Some(shared::listen_v11),
-    connect: Some(shared::connect_v11),
-    accept: Some(shared::accept_v7),
-    reg_mr: Some(shared::register),
-    reg_mr_dma_buf: None,
-    dereg_mr: Some(shared::deregister),
-    isend: Some(shared::send_v10),
-    irecv: Some(shared::receive_v10),
-    iflush: Some(shared::flush),
-    test: Some(shared::test),
-    close_send: Some(shared::close_send),
-    close_recv: Some(shared::close_receive),
-    close_listen: Some(shared::close_listen),
-    device_mr: None,
-    irecv_consumed: None,
-    make_v_device: Some(shared::make_virtual::<EightDevices>),
-    finalize: Some(shared::finalize),
-    set_net_attr: None,
-};
+pub static ncclNetPlugin_v12: Net = Net::NEW;
 
 assert_layout!(Net: 176; name 0 init 8 set_net_attr 168);
